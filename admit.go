@@ -1,0 +1,675 @@
+// Package quotashare decides who gets an account's token quota, before every call to a hosted model.
+//
+// One quota (tokens per minute, say) feeds three classes of work: people who wait (Interactive), scheduled work
+// (Background), and evals and backfills without a deadline (Batch). A [Quota] reserves a share of it for each class,
+// lends what is idle, and takes it back by not admitting: nothing in flight is ever killed. A [Window] meters a
+// Quota over a sliding window of time, and is asked before each call. The class of a call comes from where the work
+// entered the process ([WithSource], [ClassFrom]), never from the caller. A refusal says when to come back, and it is
+// true.
+//
+// The rule itself is [Admit], a pure function. All numbers are tokens, of whatever the quota counts: a second Window
+// may just as well count requests. The package starts no goroutines. Unless a comment says otherwise, functions and
+// methods are safe for concurrent use, and values may be copied.
+package quotashare
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"math/bits"
+	"strconv"
+	"time"
+
+	"github.com/quotashare/quotashare/internal/sliding"
+)
+
+// ClassTokens holds a number of tokens for each class. Write it with keys: ClassTokens{Interactive: 1200}.
+type ClassTokens [NumClasses]int64
+
+// Fractions holds a fraction of the quota for each class, 0.25 for a quarter. Write it with keys:
+// Fractions{Interactive: 0.7, Background: 0.2, Batch: 0.1}. Fields of Quota say what other values mean there.
+type Fractions [NumClasses]float64
+
+// Shares and floors to begin with. Treat them as constants.
+var (
+	// DefaultShares are what Quota.Shares is when all of it is zero.
+	DefaultShares = Fractions{Interactive: 0.70, Background: 0.20, Batch: 0.10}
+
+	// DefaultFloors are what Quota.Floors is, for DefaultShares, when all of it is zero: a burst of interactive calls
+	// always finds its whole share free, so nobody who waits ever waits for a loan to drain. It costs utilisation:
+	// batch alone fills 20 % of the account, however quiet it is.
+	DefaultFloors = Fractions{Interactive: 0.70, Background: 0.10, Batch: 0.05}
+
+	// ElasticFloors let batch fill 80 % of a quiet account. The price is paid when a class that was quiet wakes: what
+	// goes beyond 10 % above its recent demand waits for the loan to drain, at most one window.
+	ElasticFloors = Fractions{Interactive: 0.10, Background: 0.05, Batch: 0.05}
+
+	// NoFloors, as Quota.Floors, keep no headroom free at all: only the recent demand of a class is held for it.
+	NoFloors = Fractions{-1, -1, -1}
+)
+
+// Closed, as a ceiling, is for a class that is admitted nothing: its share and its floor are 0 too.
+const Closed = -1.0
+
+const (
+	defaultWindow = time.Minute
+	defaultPace   = sliding.MaxParts
+
+	// tolerance is how far fractions may miss each other through the rounding of floating point numbers.
+	tolerance = 1e-9
+)
+
+// A Quota says what an account allows in one window, and how the classes share it. Only Tokens is required; the zero
+// value of every other field is a default. Fractions are of Tokens. ParseQuota reads a Quota from JSON.
+type Quota struct {
+	// Tokens is what the account allows in one Window, at least 1.
+	Tokens int64
+
+	// Window is the length of time for which a charge counts. 0 is one minute.
+	Window time.Duration
+
+	// Shares are what each class may always claim: 0 to 1 each, and not above 1 together. What they leave of the quota
+	// can be borrowed. All zero is DefaultShares.
+	Shares Fractions
+
+	// Floors are headroom that is kept free for each class, beyond what it lately asked for, up to its share: 0 up to
+	// the class's share each. A class inside its floor is admitted at once, whatever the others do. All zero is a floor
+	// of interactive's share for Interactive, and of half their shares for the others, which is DefaultFloors if the
+	// shares are DefaultShares. Write NoFloors for none.
+	Floors Fractions
+
+	// Ceilings are the most that each class may hold, borrowed tokens included: from the class's share up to 1, 0 for
+	// no ceiling of its own, or Closed. A ceiling that equals the share forbids borrowing.
+	Ceilings Fractions
+
+	// Pace spreads borrowing over so many parts of a Window, 1 to 12, so that a loan comes back as evenly as it was
+	// taken. 0 is 12, the smoothest. 1 does not spread: a loan taken in one second comes back in one second, a Window
+	// later, and its lender waits until then.
+	Pace int
+
+	// Overdraft is the number of tokens above Tokens that calls within their class's share may reach while borrowed
+	// tokens drain. 0 never admits above Tokens. It is for accounts whose provider lets a little more through.
+	Overdraft int64
+}
+
+// Limits are the numbers of one class in whole tokens.
+type Limits struct {
+	Share   int64 // what the class may always claim
+	Floor   int64 // headroom kept free for it beyond what it lately asked for
+	Ceiling int64 // the most that it may hold; Quota.Tokens if it has no ceiling of its own
+	Largest int64 // the largest call that it is ever admitted: a larger one is refused as ReasonTooLarge
+}
+
+// Validate returns nil if the quota can be used, and otherwise an error that names the field, by its key in JSON, and
+// says what would be right.
+func (q Quota) Validate() error {
+	var r rule
+	return q.compile(&r)
+}
+
+// Limits returns the limits of the class. They are zero for a class that is none and for a quota that Validate
+// refuses.
+//
+// The shares of a quota are whole tokens that add up to Tokens if their fractions add up to 1, each within a token of
+// its fraction. Floors and ceilings are rounded down, except that one of the same fraction as the share is the same
+// number of tokens, and none lies on the wrong side of it. A fraction means the decimal number that was written: 0.29
+// of 100 is 29.
+func (q Quota) Limits(class Class) Limits {
+	var r rule
+	if err := q.compile(&r); err != nil || class >= NumClasses {
+		return Limits{}
+	}
+	return Limits{Share: r.share[class], Floor: r.floor[class], Ceiling: r.ceiling[class], Largest: r.largest[class]}
+}
+
+// withDefaults returns the quota with every default written out. It changes no limit, and doing it twice changes
+// nothing more.
+func (q Quota) withDefaults() Quota {
+	if q.Window == 0 {
+		q.Window = defaultWindow
+	}
+	if q.Pace == 0 {
+		q.Pace = defaultPace
+	}
+	if q.Shares == (Fractions{}) {
+		q.Shares = DefaultShares
+	}
+	if q.Floors == (Fractions{}) {
+		q.Floors = Fractions{Interactive: q.Shares[Interactive], Background: q.Shares[Background] / 2, Batch: q.Shares[Batch] / 2}
+	}
+	return q
+}
+
+// A rule is a Quota in whole tokens: everything that the decision needs to know of it.
+type rule struct {
+	quota   int64
+	most    uint64 // quota and overdraft, which together may pass an int64
+	share   ClassTokens
+	floor   ClassTokens
+	ceiling ClassTokens
+	largest ClassTokens
+	pace    uint64
+	window  time.Duration
+}
+
+// compile fills in r from q, or says what is wrong with q.
+func (q *Quota) compile(r *rule) error {
+	d := q.withDefaults()
+	switch {
+	case d.Tokens < 1:
+		return fmt.Errorf("quotashare: tokens is %d: want at least 1", d.Tokens)
+	case d.Window < 0:
+		return fmt.Errorf("quotashare: window is %v: want a positive duration, or 0 for one minute", d.Window)
+	case d.Pace < 1 || d.Pace > sliding.MaxParts:
+		return fmt.Errorf("quotashare: pace is %d: want 1 to %d, or 0 for %[2]d", d.Pace, sliding.MaxParts)
+	case d.Overdraft < 0:
+		return fmt.Errorf("quotashare: overdraft is %d: want 0 or more", d.Overdraft)
+	}
+	if d.Floors == NoFloors {
+		d.Floors = Fractions{}
+	}
+	sum := 0.0
+	for c := range Class(NumClasses) {
+		share, floor, ceiling := d.Shares[c], d.Floors[c], d.Ceilings[c]
+		switch {
+		// Conditions are written so that a NaN fails them.
+		case !(share >= 0 && share <= 1):
+			return fmt.Errorf("quotashare: shares.%v is %v: want a fraction from 0 to 1", c, share)
+		case !(floor >= 0 && floor <= share+tolerance):
+			return fmt.Errorf("quotashare: floors.%v is %v: want a fraction from 0 to the class's share, which is %v (NoFloors, or \"none\" in JSON, for no floor at all)", c, floor, share)
+		case ceiling != 0 && ceiling != Closed && !(ceiling >= share-tolerance && ceiling <= 1):
+			return fmt.Errorf("quotashare: ceilings.%v is %v: want a fraction from the class's share, which is %v, to 1 (to admit nothing: Closed, or 0 in JSON)", c, ceiling, share)
+		}
+		sum += share
+		if ceiling == Closed {
+			d.Shares[c], d.Floors[c] = 0, 0
+		}
+	}
+	if sum > 1+tolerance {
+		return fmt.Errorf("quotashare: shares add up to %v: want at most 1", sum)
+	}
+
+	r.quota = d.Tokens
+	r.most = uint64(d.Tokens) + uint64(d.Overdraft)
+	r.pace = uint64(d.Pace)
+	r.window = d.Window
+	r.share = apportion(d.Tokens, &d.Shares)
+	floors := int64(0)
+	for c, share := range r.share {
+		switch d.Floors[c] {
+		case d.Shares[c]:
+			r.floor[c] = share
+		default:
+			floor, _ := portion(d.Tokens, d.Floors[c])
+			r.floor[c] = min(floor, share)
+		}
+		switch d.Ceilings[c] {
+		case 0:
+			r.ceiling[c] = d.Tokens
+		case Closed:
+			r.ceiling[c] = 0
+		case d.Shares[c]:
+			r.ceiling[c] = share
+		default:
+			ceiling, _ := portion(d.Tokens, d.Ceilings[c])
+			r.ceiling[c] = max(ceiling, share)
+		}
+		floors += r.floor[c]
+	}
+	for c, floor := range r.floor {
+		r.largest[c] = min(d.Tokens-(floors-floor), r.ceiling[c])
+	}
+	return nil
+}
+
+// apportion divides tokens by the shares, which are from 0 to 1 each and not above 1+tolerance together. It is the
+// one division that satisfies all of these:
+//
+//   - a part is its share of tokens, in the sense of portion, or one token more, as long as tolerance is below a token;
+//   - if the shares add up to 1 within tolerance, the parts add up to tokens, and otherwise every part is rounded down;
+//   - the tokens that rounding left go to the parts that it cut most (the method of largest remainders), among equals
+//     to the larger share, among these to the higher class;
+//   - what tolerance lets the shares miss 1 by, if it is whole tokens, is the largest share's.
+func apportion(tokens int64, shares *Fractions) (parts ClassTokens) {
+	var cut [NumClasses]uint64
+	sum, left, largest := 0.0, tokens, 0
+	for c, share := range shares {
+		parts[c], cut[c] = portion(tokens, share)
+		sum += share
+		left -= parts[c]
+		if share > shares[largest] {
+			largest = c
+		}
+	}
+	if sum < 1-tolerance {
+		return parts
+	}
+	if left < 0 || left >= NumClasses {
+		parts[largest] += left
+		return parts
+	}
+	for ; left > 0; left-- {
+		most := largest
+		for c := range cut {
+			if cut[c] > cut[most] || cut[c] == cut[most] && shares[c] > shares[most] {
+				most = c
+			}
+		}
+		parts[most]++
+		cut[most] = 0
+	}
+	return parts
+}
+
+// portion returns a fraction, 0 to 1, of tokens in whole tokens, rounded down, and what rounding cut off in units of
+// 2^-62 tokens. A float64 stands for all numbers that round to it, and somebody wrote one of them: 0.29, not
+// 0.28999999999999998. So if a whole number of tokens lies within that rounding, just above, it is the answer.
+func portion(tokens int64, fraction float64) (whole int64, cut uint64) {
+	const one = 1 << 62
+	hi, lo := bits.Mul64(uint64(fraction*one), uint64(tokens))
+	w := hi<<2 | lo>>62
+	cut = lo & (one - 1)
+	// The fraction is at most 2^-53 of itself too small as it was written, and 2^-62 as it was converted.
+	if cut > 0 && (one-cut)>>9 <= w+uint64(tokens)>>9+1 {
+		w, cut = w+1, 0
+	}
+	return int64(w), cut
+}
+
+// Usage says who holds what of a quota. A Window fills it in; Admit takes it. Negative fields count as 0.
+type Usage struct {
+	// Used is the tokens charged to each class that are still inside the window.
+	Used ClassTokens
+
+	// Recent is the pace of each class's charges: the largest of the tokens charged in the last Window/Pace, half of
+	// those in the last 2 Window/Pace, a third of those in the last 3, and so on down to a Pace-th of those in the whole
+	// Window, each rounded down.
+	Recent ClassTokens
+
+	// Demand is the most that each class lately asked for in one window, refused calls included. It is what is held
+	// for the class; zero holds nothing beyond its floor.
+	Demand ClassTokens
+
+	// Others is the tokens that others hold on the same account, as far as the provider tells: part of the total, of
+	// no class.
+	Others int64
+}
+
+// A Reason says why a call was admitted or refused.
+type Reason uint8
+
+const (
+	ReasonNone      Reason = iota // no decision: the zero Decision
+	ReasonOwnShare                // admitted within the class's share
+	ReasonBorrowed                // admitted above it, out of what the others leave idle
+	ReasonQuotaFull               // refused: the window has no room for the call
+	ReasonReserved                // refused: the room that is left is kept for other classes
+	ReasonCapped                  // refused: the class would pass its ceiling
+	ReasonPaced                   // refused: the class borrows faster than a loan may be taken
+	ReasonQueued                  // refused: others of the class wait, and they come first
+	ReasonTooLarge                // refused for good: larger than the class is ever admitted
+	ReasonInvalid                 // refused for good: tokens below 1, no such class, or a quota that Validate refuses
+)
+
+// NumReasons is the number of reasons.
+const NumReasons = 10
+
+var reasons = [NumReasons]string{
+	"none", "own_share", "borrowed", "quota_full", "reserved", "capped", "paced", "queued", "too_large", "invalid",
+}
+
+// String returns the reason as a label for logs and metrics: "own_share", "quota_full", "too_large"; "none" for
+// ReasonNone and "reason(42)" for a value that is no reason.
+func (r Reason) String() string {
+	if int(r) < len(reasons) {
+		return reasons[r]
+	}
+	return "reason(" + strconv.Itoa(int(r)) + ")"
+}
+
+// MarshalText returns String. The error is always nil.
+func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// admits reports whether the reason is one of an admission.
+func (r Reason) admits() bool { return r == ReasonOwnShare || r == ReasonBorrowed }
+
+// permanent reports whether the reason is one of a refusal that no wait can help.
+func (r Reason) permanent() bool { return r == ReasonTooLarge || r == ReasonInvalid }
+
+// A Decision answers whether a call may be made now.
+type Decision struct {
+	Admitted bool
+	Reason   Reason
+
+	// RetryAfter is how long from the decision to wait before the call is asked for again: 0 when it was admitted, and
+	// when no wait can help.
+	RetryAfter time.Duration
+}
+
+// Permanent reports whether the call was refused and no wait can help: it is too large for the class, or invalid.
+func (d Decision) Permanent() bool { return !d.Admitted && d.Reason.permanent() }
+
+// RetryAfterSeconds returns RetryAfter in whole seconds for an HTTP Retry-After header, rounded up, so that nobody is
+// told to come back too early. It is at least 1 for a refusal that can be waited for, and 0 for an admission and for
+// a Permanent refusal.
+func (d Decision) RetryAfterSeconds() int64 {
+	if d.Admitted || d.Permanent() {
+		return 0
+	}
+	seconds := int64(d.RetryAfter / time.Second)
+	if d.RetryAfter%time.Second > 0 {
+		seconds++
+	}
+	return max(seconds, 1)
+}
+
+// Admit decides whether a call of the class, estimated at estTokens, may be made under the quota, given who holds what
+// of it. It is the rule that a Window applies, as a pure function: it reads no clock, charges nothing, allocates
+// nothing, and gives an answer to every input. As it knows no ages of charges, its RetryAfter is Backoff.
+//
+// With Q the quota, S, F and C the share, floor and ceiling of each class, U, R and D its Used, Recent and Demand, and
+// T the sum of all U and Others, a call of e tokens of class c is decided so:
+//
+//  1. e < 1, no such class, or a quota that Validate refuses: ReasonInvalid.
+//  2. e above Q less the floors of the other classes, or above C: ReasonTooLarge.
+//  3. Own share, if U + e <= S: admitted if e <= Q + Overdraft - T, less what the others have not used of their floors.
+//  4. Borrowing, otherwise. What is held for another class is D + F, but at most S. Free is Q - T, less what the
+//     others have not used of what is held for them. Admitted if e <= free, and U + e <= C, and, with a Pace above 1,
+//     R * Pace < min(free + U, C).
+//  5. A refusal gives the first of these that applies: ReasonQuotaFull, ReasonReserved, ReasonCapped, ReasonPaced.
+func Admit(class Class, estTokens int64, usage Usage, quota Quota) Decision {
+	var r rule
+	if err := quota.compile(&r); err != nil {
+		return Decision{Reason: ReasonInvalid}
+	}
+	d := decision(r.decide(class, estTokens, &usage))
+	if !d.Admitted && !d.Permanent() {
+		d.RetryAfter = Backoff(class, r.window)
+	}
+	return d
+}
+
+func decision(r Reason) Decision { return Decision{Admitted: r.admits(), Reason: r} }
+
+// decide is the rule: what Admit says of it.
+func (r *rule) decide(c Class, e int64, u *Usage) Reason {
+	reason := r.decideUnpaced(c, e, u)
+	if reason == ReasonBorrowed && r.paced(c, u.Recent[c], u) {
+		return ReasonPaced
+	}
+	return reason
+}
+
+// decideUnpaced is the rule but for pace, which a Window needs to know of loans alone.
+func (r *rule) decideUnpaced(c Class, e int64, u *Usage) Reason {
+	switch {
+	case e < 1 || c >= NumClasses:
+		return ReasonInvalid
+	case e > r.largest[c]:
+		return ReasonTooLarge
+	}
+	used := max(u.Used[c], 0)
+	if e <= r.share[c]-used {
+		switch {
+		case fits(e, take(rest(r.most, c, u, &r.floor), used)):
+			return ReasonOwnShare
+		case fits(e, take(rest(r.most, c, u, &ClassTokens{}), used)):
+			return ReasonReserved
+		}
+		return ReasonQuotaFull
+	}
+	held := r.held(u)
+	switch quota := uint64(r.quota); {
+	case !fits(e, take(rest(quota, c, u, &ClassTokens{}), used)):
+		return ReasonQuotaFull
+	case !fits(e, take(rest(quota, c, u, &held), used)):
+		return ReasonReserved
+	case e > r.ceiling[c]-used:
+		return ReasonCapped
+	}
+	return ReasonBorrowed
+}
+
+// held returns what is held for each class: what it lately asked for, and its floor as headroom on top, but at most
+// its share.
+func (r *rule) held(u *Usage) (held ClassTokens) {
+	for d := range held {
+		held[d] = r.floor[d] + min(max(u.Demand[d], 0), r.share[d]-r.floor[d])
+	}
+	return held
+}
+
+// holdable returns what class c may hold, borrowed or not: in the terms of Admit min(free + U, C).
+func (r *rule) holdable(c Class, u *Usage) uint64 {
+	held := r.held(u)
+	return min(rest(uint64(r.quota), c, u, &held), uint64(r.ceiling[c]))
+}
+
+// paced reports whether charges of the recent pace would take all that class c may hold before a window is over.
+func (r *rule) paced(c Class, recent int64, u *Usage) bool {
+	if r.pace == 1 {
+		return false
+	}
+	hi, lo := bits.Mul64(uint64(max(recent, 0)), r.pace)
+	return hi > 0 || lo >= r.holdable(c, u)
+}
+
+// tooFast returns the lowest recent pace that is too fast for class c.
+func (r *rule) tooFast(c Class, u *Usage) int64 {
+	return int64((r.holdable(c, u) + r.pace - 1) / r.pace)
+}
+
+// rest returns what is left of total for class c when each other class takes what it uses, or what is kept for it if
+// that is more. It is 0 where nothing is left. Subtracting one by one from an unsigned total is exact for every input.
+func rest(total uint64, c Class, u *Usage, kept *ClassTokens) uint64 {
+	total = take(total, u.Others)
+	for d := range kept {
+		if Class(d) != c {
+			total = take(total, max(u.Used[d], kept[d]))
+		}
+	}
+	return total
+}
+
+// take returns total less tokens, of which a negative number is none, but at least 0.
+func take(total uint64, tokens int64) uint64 {
+	t := uint64(max(tokens, 0))
+	return total - min(t, total)
+}
+
+func fits(e int64, room uint64) bool { return uint64(e) <= room }
+
+// ParseQuota reads a Quota from JSON:
+//
+//	{
+//	  "tokens": 2000000,
+//	  "window": "1m",
+//	  "shares": {"interactive": 0.7, "background": 0.2, "batch": 0.1},
+//	  "floors": {"interactive": 0.1, "background": 0.05, "batch": 0.05},
+//	  "ceilings": {"batch": 0.5},
+//	  "pace": 12,
+//	  "overdraft": 0
+//	}
+//
+// Only tokens is required. A key that is left out is the default of its field, which the result has written out; a
+// class that is left out of shares, floors or ceilings is 0, or without a ceiling. "floors": "none" is NoFloors, and
+// so are floors that are all 0; a ceiling of 0 is Closed. A window is written for time.ParseDuration.
+//
+// The form is strict. An unknown or repeated key, a value of the wrong kind, a number that is no whole int64 where one
+// is due (1e6 and 1000000.0 are), a quota that Validate refuses, and anything after the object are errors that name
+// the key and say what would be right; the Quota is then zero.
+func ParseQuota(data []byte) (Quota, error) {
+	q, err := parseQuota(data)
+	if err != nil {
+		return Quota{}, err
+	}
+	if err := q.Validate(); err != nil {
+		return Quota{}, err
+	}
+	return q.withDefaults(), nil
+}
+
+// UnmarshalJSON is ParseQuota. On an error the quota is left as it was.
+func (q *Quota) UnmarshalJSON(data []byte) error {
+	parsed, err := ParseQuota(data)
+	if err == nil {
+		*q = parsed
+	}
+	return err
+}
+
+// MarshalJSON returns the form that ParseQuota reads, with the defaults written out. A quota that Validate refuses is
+// an error.
+func (q Quota) MarshalJSON() ([]byte, error) {
+	if err := q.Validate(); err != nil {
+		return nil, err
+	}
+	q = q.withDefaults()
+	form := struct {
+		Tokens    int64             `json:"tokens"`
+		Window    string            `json:"window"`
+		Shares    map[Class]float64 `json:"shares"`
+		Floors    any               `json:"floors"`
+		Ceilings  map[Class]float64 `json:"ceilings,omitempty"`
+		Pace      int               `json:"pace"`
+		Overdraft int64             `json:"overdraft"`
+	}{q.Tokens, q.Window.String(), q.Shares.byClass(), q.Floors.byClass(), map[Class]float64{}, q.Pace, q.Overdraft}
+	if q.Floors == NoFloors {
+		form.Floors = noFloors
+	}
+	for c, ceiling := range q.Ceilings.byClass() {
+		switch ceiling {
+		case 0:
+		case Closed:
+			form.Ceilings[c] = 0
+		default:
+			form.Ceilings[c] = ceiling
+		}
+	}
+	return json.Marshal(form)
+}
+
+// noFloors is NoFloors in JSON.
+const noFloors = "none"
+
+func (f Fractions) byClass() map[Class]float64 {
+	m := map[Class]float64{}
+	for c, value := range f {
+		m[Class(c)] = value
+	}
+	return m
+}
+
+// parseQuota reads the form and leaves to Validate what holds for a Quota however it came about.
+func parseQuota(data []byte) (q Quota, err error) {
+	err = eachKey(data, "the quota", func(key string, value json.RawMessage) (err error) {
+		switch key {
+		case "tokens":
+			q.Tokens, err = parseTokens(key, value)
+		case "window":
+			q.Window, err = parseWindow(key, value)
+		case "shares":
+			q.Shares, err = parseFractions(key, value, 0)
+			if err == nil && q.Shares == (Fractions{}) {
+				err = errors.New("quotashare: shares are all 0: want one above 0, or no such key for the default shares")
+			}
+		case "floors":
+			if text := ""; json.Unmarshal(value, &text) == nil && text == noFloors {
+				q.Floors = NoFloors
+				return nil
+			}
+			q.Floors, err = parseFractions(key, value, 0)
+			if q.Floors == (Fractions{}) {
+				q.Floors = NoFloors // whoever writes 0 does not mean the default
+			}
+		case "ceilings":
+			q.Ceilings, err = parseFractions(key, value, Closed)
+		case "pace":
+			var pace int64
+			pace, err = parseTokens(key, value)
+			q.Pace = int(min(max(pace, -1), sliding.MaxParts+1)) // what is out of range stays so where an int is small
+		case "overdraft":
+			q.Overdraft, err = parseTokens(key, value)
+		default:
+			err = fmt.Errorf("quotashare: unknown key %q: want tokens, window, shares, floors, ceilings, pace or overdraft", key)
+		}
+		return err
+	})
+	return q, err
+}
+
+// eachKey calls do for each key of the JSON object, in the order in which they stand. It is an error if data is no
+// object or a key stands twice.
+func eachKey(data []byte, name string, do func(key string, value json.RawMessage) error) error {
+	if err := json.Unmarshal(data, new(json.RawMessage)); err != nil { // all of the syntax, to the end of data
+		return fmt.Errorf("quotashare: %s: %w", name, err)
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if start, _ := dec.Token(); start != json.Delim('{') {
+		return fmt.Errorf("quotashare: %s is %s: want an object", name, bytes.TrimSpace(data))
+	}
+	seen := map[string]bool{}
+	for dec.More() {
+		token, _ := dec.Token()
+		key := token.(string)
+		if seen[key] {
+			return fmt.Errorf("quotashare: %s has the key %q twice: want it once", name, key)
+		}
+		seen[key] = true
+		var value json.RawMessage
+		if err := dec.Decode(&value); err != nil {
+			return fmt.Errorf("quotashare: %s: %w", name, err)
+		}
+		if err := do(key, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseTokens reads a whole number, in any of the ways in which JSON can write it.
+func parseTokens(key string, value json.RawMessage) (int64, error) {
+	// Enough bits for every digit that is written, so that rounding neither makes a number whole nor hides that it is.
+	precision := uint(64 + 4*len(value))
+	number, _, err := big.ParseFloat(string(value), 10, precision, big.ToZero)
+	if err == nil && number.Acc() == big.Exact {
+		if n, exact := number.Int64(); exact == big.Exact {
+			return n, nil
+		}
+	}
+	return 0, fmt.Errorf("quotashare: %s is %s: want a whole number that fits an int64", key, value)
+}
+
+func parseWindow(key string, value json.RawMessage) (time.Duration, error) {
+	var text string
+	if err := json.Unmarshal(value, &text); err == nil && text != "" {
+		if d, err := time.ParseDuration(text); err == nil {
+			return d, nil
+		}
+	}
+	return 0, fmt.Errorf(`quotashare: %s is %s: want a duration such as "1m" or "30s"`, key, value)
+}
+
+// parseFractions reads an object of classes; zero is what a 0 that is written down stands for.
+func parseFractions(key string, value json.RawMessage, zero float64) (fractions Fractions, err error) {
+	err = eachKey(value, key, func(name string, value json.RawMessage) error {
+		for c := range Class(NumClasses) {
+			if c.String() != name {
+				continue
+			}
+			f := -1.0 // stays for null
+			if err := json.Unmarshal(value, &f); err != nil || f < 0 || f > 1 {
+				return fmt.Errorf("quotashare: %s.%s is %s: want a fraction from 0 to 1", key, name, value)
+			}
+			if f == 0 {
+				f = zero
+			}
+			fractions[c] = f
+			return nil
+		}
+		return fmt.Errorf("quotashare: unknown key %q in %s: want interactive, background or batch", name, key)
+	})
+	return fractions, err
+}

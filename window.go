@@ -1,0 +1,406 @@
+package quotashare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quotashare/quotashare/internal/sliding"
+)
+
+// A Window meters one Quota over a sliding window of time: a charge counts for exactly Quota.Window from the instant
+// at which it was made. There is one Window for each limit of an account and model family: a limit on tokens and one
+// on requests are two Windows.
+//
+// A Window is made by NewWindow, is safe for concurrent use, and must not be copied. It has no goroutine and needs no
+// closing. Its memory is bounded at any rate of calls, to 64 KiB: where more than some hundred charges of a class are
+// in the window, those closer together than a 600th of it may leave together, up to that much late and never early.
+//
+// The zero Window refuses everything as ReasonInvalid.
+type Window struct {
+	mu sync.Mutex
+
+	// What follows is guarded by mu. The first part is what every call touches.
+	now     int64 // the latest instant, in nanoseconds since base
+	changes int64 // nothing ages before this instant
+	rule    rule
+	usage   Usage // at now, but for Recent
+	used    [NumClasses]sliding.Log
+	refused [NumClasses]sliding.Log // what counts as demand of the calls that were refused
+	peaks   [NumClasses]sliding.Peak
+
+	base  time.Time        // of the monotonic clock
+	clock func() time.Time // nil for the monotonic clock
+	read  time.Time        // the latest reading of clock
+	part  int64            // the length of a part of a Peak
+	turn  int64            // when the next such part begins
+	spans []int64          // of Usage.Recent
+	quota Quota            // with its defaults written out
+}
+
+// An Option changes how NewWindow makes a Window.
+type Option func(*Window)
+
+// WithClock makes the Window read the time from now, for tests and for replays in virtual time. It is called with the
+// Window's lock held, so it must be quick and must not use the Window. A nil now is no option.
+//
+// The window's time never runs backwards. A reading that lies back by more than a 600th of the window is a clock that
+// was set: the window's time stands still for that step and goes on from there. One that lies back by less is an old
+// reading that arrives late, and changes nothing.
+func WithClock(now func() time.Time) Option {
+	return func(w *Window) { w.clock = now }
+}
+
+// NewWindow returns a Window of the quota in which nothing is charged yet. Its error is that of Quota.Validate.
+//
+// Time is the monotonic clock of the process. Setting the machine's clock changes nothing. While a machine sleeps the
+// monotonic clock may stand still; then charges made before count for what was left of their window, and nobody waits
+// for longer than that.
+func NewWindow(quota Quota, options ...Option) (*Window, error) {
+	w := &Window{}
+	if err := w.setRule(quota); err != nil {
+		return nil, err
+	}
+	for _, option := range options {
+		option(w)
+	}
+	if w.clock == nil {
+		w.base = time.Now()
+	} else {
+		w.read = w.clock()
+	}
+	length := int64(w.rule.window)
+	w.part = sliding.PeakPart(length)
+	w.turn = w.part
+	w.changes = w.turn
+	for c := range NumClasses {
+		w.used[c], w.refused[c] = sliding.NewLog(length), sliding.NewLog(length)
+	}
+	return w, nil
+}
+
+// Quota returns the quota in force, with its defaults written out. For the zero Window it is zero.
+func (w *Window) Quota() Quota {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.quota
+}
+
+// SetQuota puts another quota in force at once. What was charged stays charged, so a quota below what is used admits
+// nothing until enough has left the window, and setting the same one again changes nothing. On an error, which is that
+// of Quota.Validate or says that the length of the window differs, the quota stays as it was: another length needs
+// another Window.
+func (w *Window) SetQuota(quota Quota) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.rule.window == 0 {
+		return errors.New("quotashare: SetQuota on a zero Window: want one made by NewWindow")
+	}
+	if length := quota.withDefaults().Window; length > 0 && length != w.rule.window {
+		return fmt.Errorf("quotashare: window is %v: want %v, the length that this Window was made with (or make a new Window)", length, w.rule.window)
+	}
+	return w.setRule(quota)
+}
+
+func (w *Window) setRule(quota Quota) error {
+	var r rule
+	if err := quota.compile(&r); err != nil {
+		return err
+	}
+	w.rule, w.quota = r, quota.withDefaults()
+	w.spans = sliding.Spans(r.window, int(r.pace))
+	for c := range w.used {
+		w.used[c].Reset()
+	}
+	return nil
+}
+
+// TryAcquire decides by the rule of Admit whether a call of the class, estimated at so many tokens, may be made now.
+// If it may, the tokens are charged in the same step, and the Grant is there to settle them by; the Grant of a refusal
+// is zero. A refusal charges nothing, but it counts as demand of the class, so that what was refused within the
+// class's share is held for it, if waiting can help and the call is no larger than the share.
+//
+// RetryAfter is the time until the same call would be admitted if nothing else happened, and not a nanosecond more
+// where no charges were merged. Background and Batch are told to wait for Backoff at least. A caller who comes
+// back earlier is refused again; one who comes back then may find that others came first, and is told anew.
+//
+// It allocates nothing, and costs the same at any rate of calls.
+func (w *Window) TryAcquire(class Class, estTokens int64) (Grant, Decision) {
+	w.mu.Lock()
+	reason := w.decide(class, estTokens)
+	if !reason.admits() {
+		d := Decision{Reason: reason}
+		if !reason.permanent() {
+			d.RetryAfter = w.refuse(class, estTokens)
+		}
+		w.mu.Unlock()
+		return Grant{}, d
+	}
+	w.used[class].Add(w.now, estTokens)
+	w.noteDemand(class)
+	at := w.now
+	w.mu.Unlock()
+	return Grant{window: w, class: class, at: at, tokens: estTokens}, decision(reason)
+}
+
+// Usage returns who holds what of the quota now.
+func (w *Window) Usage() Usage {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.rule.window == 0 {
+		return Usage{}
+	}
+	w.advance()
+	u := w.usage
+	for c := range w.used {
+		u.Recent[c] = w.used[c].Recent(w.now, w.spans)
+	}
+	return u
+}
+
+// decide brings the window to the present and applies the rule.
+func (w *Window) decide(c Class, e int64) Reason {
+	if w.rule.window == 0 {
+		return ReasonInvalid
+	}
+	w.advance()
+	reason := w.rule.decideUnpaced(c, e, &w.usage)
+	// No pace is above all that is used, so a light borrower need not be asked for its own.
+	if reason == ReasonBorrowed && w.rule.paced(c, w.usage.Used[c], &w.usage) &&
+		w.rule.paced(c, w.used[c].Recent(w.now, w.spans), &w.usage) {
+		return ReasonPaced
+	}
+	return reason
+}
+
+// refuse remembers a refusal and returns when to come back.
+func (w *Window) refuse(c Class, e int64) time.Duration {
+	wait := time.Duration(w.admitsAt(c, e) - w.now)
+	if e <= w.rule.share[c] { // a loan is never reserved for
+		w.refused[c].Add(w.now, e)
+		w.noteDemand(c)
+	}
+	if c != Interactive {
+		wait = max(wait, Backoff(c, w.rule.window))
+	}
+	return wait
+}
+
+// advance reads the clock and lets what was charged grow older.
+func (w *Window) advance() {
+	w.now = w.readClock()
+	if w.now < w.changes {
+		return
+	}
+	// The parts of the peaks begin with the demand as it was then, which the logs still tell: nothing was charged since.
+	// What is older than the peaks remember need not be told.
+	if missed := (w.now-w.turn)/w.part - sliding.PeakParts; missed > 0 {
+		w.turn += missed * w.part
+	}
+	for ; w.turn <= w.now; w.turn = sliding.Later(w.turn, w.part) {
+		for c := range w.peaks {
+			w.peaks[c].Turn(w.askedAt(c, w.turn))
+		}
+	}
+	w.changes = w.turn
+	for c := range w.used {
+		w.used[c].Expire(w.now)
+		w.refused[c].Expire(w.now)
+		w.changes = min(w.changes, w.used[c].Next(), w.refused[c].Next())
+		w.usage.Used[c] = w.used[c].Sum()
+		w.usage.Demand[c] = w.peaks[c].MaxAfter(0)
+	}
+}
+
+// readClock returns the present instant, which is never before the last one.
+func (w *Window) readClock() int64 {
+	if w.clock == nil {
+		return max(w.now, int64(time.Since(w.base)))
+	}
+	t := w.clock()
+	step := int64(t.Sub(w.read))
+	switch {
+	case step > 0:
+		w.read = t
+		// After three windows nothing is left that could grow older, however far the clock jumped.
+		length := int64(w.rule.window)
+		step = min(step, sliding.Later(length, sliding.Later(length, length)))
+		return min(sliding.Later(w.now, step), math.MaxInt64-1)
+	case step < -int64(w.rule.window)/sliding.Grains:
+		w.read = t
+	}
+	return w.now
+}
+
+// askedAt returns what the class asked for in the window that ends at t: what was charged, and what was refused.
+func (w *Window) askedAt(c int, t int64) int64 {
+	since := t - int64(w.rule.window)
+	return sliding.Later(w.used[c].After(since), w.refused[c].After(since))
+}
+
+// noteDemand brings usage up to a change of what the class has charged or asked for.
+func (w *Window) noteDemand(c Class) {
+	used := w.used[c].Sum()
+	asked := sliding.Later(used, w.refused[c].Sum())
+	w.peaks[c].Note(asked)
+	w.usage.Used[c] = used
+	w.usage.Demand[c] = max(w.usage.Demand[c], asked)
+}
+
+// admitsAt returns the first instant after now at which the rule would admit the call if nothing else happened.
+//
+// While nothing happens charges only leave, demand is only forgotten, and the room for the call only grows. So a call
+// that is admitted at an instant is admitted at every later one, and a list of instants can be searched by bisection.
+// The rule can change its mind only where a charge leaves the window, where demand is forgotten, or, if pace alone
+// stands in the way, where a charge leaves one of the spans of the pace.
+func (w *Window) admitsAt(c Class, e int64) int64 {
+	admitted := func(t int64) bool { return w.admits(c, e, t) }
+	// Demand is forgotten where a part of the peaks begins. When two windows of them have begun, nothing is remembered.
+	const turns = 2 * sliding.PeakParts
+	first := w.turnAt(turns)
+	for d := range w.used {
+		first = w.used[d].FirstLeaving(first, admitted)
+	}
+	if first > w.turn {
+		before := int((first - 1 - w.turn) / w.part)
+		if admitted(w.turnAt(before)) {
+			first = w.turnAt(sort.Search(before, func(n int) bool { return admitted(w.turnAt(n)) }))
+		}
+	}
+
+	// Until then all but the pace has been as it was the moment before.
+	u := w.usageAt(first - 1)
+	if w.rule.pace > 1 && w.rule.decideUnpaced(c, e, &u) == ReasonBorrowed {
+		first = min(first, w.used[c].Slows(w.rule.tooFast(c, &u), w.spans))
+	}
+	return first
+}
+
+// admits reports whether the call would be admitted at t, no earlier than now, if nothing happened until then.
+func (w *Window) admits(c Class, e, t int64) bool {
+	u := w.usageAt(t)
+	switch w.rule.decideUnpaced(c, e, &u) {
+	case ReasonOwnShare:
+		return true
+	case ReasonBorrowed:
+		return !w.rule.paced(c, w.used[c].RecentAt(t, w.spans), &u)
+	}
+	return false
+}
+
+// usageAt returns the usage at t, no earlier than now, if nothing happens until then; but for Recent.
+func (w *Window) usageAt(t int64) Usage {
+	u := w.usage
+	for c := range w.used {
+		u.Used[c] = w.used[c].After(t - int64(w.rule.window))
+		if t >= w.turn {
+			u.Demand[c] = w.demandAt(c, t)
+		}
+	}
+	return u
+}
+
+// demandAt returns the demand of the class at t, no earlier than the next part of the peaks, if nothing happens until
+// then.
+func (w *Window) demandAt(c int, t int64) int64 {
+	turns := int((t-w.turn)/w.part) + 1
+	if turns <= sliding.PeakParts {
+		// The parts that begin until then begin with less than the part under way has seen.
+		return w.peaks[c].MaxAfter(turns)
+	}
+	// Only such parts are left, and the oldest began with the most.
+	return w.askedAt(c, w.turnAt(turns-sliding.PeakParts-1))
+}
+
+// turnAt returns the instant at which the n-th part of the peaks from the next one on begins.
+func (w *Window) turnAt(n int) int64 {
+	if int64(n) > (math.MaxInt64-w.turn)/w.part {
+		return math.MaxInt64
+	}
+	return w.turn + int64(n)*w.part
+}
+
+// A Limiter admits calls: a *Window, a window that many replicas share, or a test's fake. It is what code should ask
+// for that guards calls.
+type Limiter interface {
+	// Acquire waits, as the class does, until the call is admitted and charged, or returns an error.
+	Acquire(ctx context.Context, class Class, estTokens int64) (Grant, error)
+}
+
+// A Grant is an admitted call. When the call is over, Settle it with what it used. A Grant that is neither settled nor
+// cancelled leaks nothing: its estimate counts until it ages out of the window.
+//
+// Settle and Cancel are safe for concurrent use, and of a Grant only the first of them has an effect. The zero Grant
+// is safe to settle and to cancel, to no effect. A Grant must not be copied.
+type Grant struct {
+	done    atomic.Bool
+	class   Class
+	window  *Window // nil for the Grant of another limiter
+	at      int64
+	tokens  int64
+	settler Settler
+}
+
+// A Settler is what a Limiter of another package knows of one admitted call. NewGrant makes the Grant of it. Of the
+// two methods at most one is called, once.
+type Settler interface {
+	// Settle replaces the estimate by the tokens that the call used, as Grant.Settle says. A negative number means that
+	// it is not known: the estimate stays.
+	Settle(actualTokens int64)
+
+	// Cancel removes the charge, as Grant.Cancel says.
+	Cancel()
+}
+
+// NewGrant returns the Grant of an admitted call that is settled with s. A nil s is a Grant to no effect, as a test's
+// fake may want it.
+func NewGrant(s Settler) Grant { return Grant{settler: s} }
+
+// Settle replaces the estimate by the tokens that the call really used, as if they had been charged at the instant of
+// the admission. More than was estimated is charged whether or not there is room. 0 is a call that was made and used
+// nothing. A negative number means that the use is not known: the estimate stays. Later than a Window after the
+// admission it changes nothing, for the charge is gone.
+//
+// A provider that counts what was reserved, not what was used, wants the estimate left to stand: do not settle then.
+func (g *Grant) Settle(actualTokens int64) {
+	if g.done.Swap(true) {
+		return
+	}
+	switch {
+	case g.settler != nil:
+		g.settler.Settle(actualTokens)
+	case g.window != nil && actualTokens >= 0:
+		g.window.replace(g.class, g.at, g.tokens, actualTokens)
+	}
+}
+
+// Cancel removes the charge, for a call that was never sent. A call that was sent has used tokens even if it failed or
+// its answer was not read: Settle it, or leave the estimate. So do not defer Cancel: it would refund calls that panic
+// or return early after they were sent.
+func (g *Grant) Cancel() {
+	if g.done.Swap(true) {
+		return
+	}
+	switch {
+	case g.settler != nil:
+		g.settler.Cancel()
+	case g.window != nil:
+		g.window.replace(g.class, g.at, g.tokens, 0)
+	}
+}
+
+// replace changes a charge if it still counts.
+func (w *Window) replace(c Class, at, from, to int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.advance()
+	if w.now-at < int64(w.rule.window) {
+		w.used[c].Replace(at, from, to)
+		w.noteDemand(c)
+	}
+}
