@@ -631,12 +631,10 @@ func eachKey(data []byte, name string, do func(key string, value json.RawMessage
 
 // parseTokens reads a whole number, in any of the ways in which JSON can write it.
 func parseTokens(key string, value json.RawMessage) (int64, error) {
-	// Enough bits for every digit that is written, so that rounding neither makes a number whole nor hides that it is.
-	precision := uint(64 + 4*len(value))
-	number, _, err := big.ParseFloat(string(value), 10, precision, big.ToZero)
-	if err == nil && number.Acc() == big.Exact {
-		if n, exact := number.Int64(); exact == big.Exact {
-			return n, nil
+	// A longer exponent is no int64, and is not worth the memory that its digits would take.
+	if e := bytes.IndexAny(value, "eE"); e < 0 || len(value)-e <= len("e+000") {
+		if number, ok := new(big.Rat).SetString(string(value)); ok && number.IsInt() && number.Num().IsInt64() {
+			return number.Num().Int64(), nil
 		}
 	}
 	return 0, fmt.Errorf("quotashare: %s is %s: want a whole number that fits an int64", key, value)

@@ -1,0 +1,200 @@
+package quotashare_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/quotashare/quotashare"
+)
+
+// callModel stands for the call to the hosted model; it returns the tokens that the provider's answer says were used.
+func callModel(context.Context, string) (usedTokens int64, err error) { return 850, nil }
+
+// Guard a call: one Window for the account, one question before each model call.
+func Example() {
+	// At start-up: the account allows two million tokens a minute.
+	window, err := quotashare.NewWindow(quotashare.Quota{Tokens: 2_000_000})
+	if err != nil {
+		panic(err) // it names the field that is wrong
+	}
+
+	// Where the work enters, here a handler behind which somebody waits:
+	ctx := quotashare.WithSource(context.Background(), quotashare.SourceAPI)
+
+	// Before each model call, with the tokens of the prompt and of the longest answer:
+	grant, decision := window.TryAcquire(quotashare.ClassFrom(ctx), 1_200)
+	if !decision.Admitted {
+		fmt.Println("come back in", decision.RetryAfter)
+		return
+	}
+	used, err := callModel(ctx, "Where is my parcel?")
+	if err == nil {
+		grant.Settle(used)
+	}
+	fmt.Println(decision.Reason, window.Usage().Used[quotashare.Interactive])
+	// Output: own_share 850
+}
+
+// Settle with what the provider says was used. A call that was sent has used tokens even if it failed, so what is not
+// known stays charged as it was estimated, until it leaves the window. That is why Cancel is not deferred: it would
+// give back the tokens of calls that were sent. It is for the call that never was.
+func ExampleGrant_Settle() {
+	window, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 100_000})
+	used := func() int64 { return window.Usage().Used[quotashare.Interactive] }
+
+	answered, _ := window.TryAcquire(quotashare.Interactive, 1_000)
+	answered.Settle(640) // the provider's usage
+	fmt.Println("answered:", used())
+
+	timedOut, _ := window.TryAcquire(quotashare.Interactive, 1_000)
+	timedOut.Settle(-1) // or nothing at all: nobody knows what it used
+	fmt.Println("timed out:", used())
+
+	unsent, _ := window.TryAcquire(quotashare.Interactive, 1_000)
+	unsent.Cancel() // the prompt could not be built
+	fmt.Println("never sent:", used())
+	// Output:
+	// answered: 640
+	// timed out: 1640
+	// never sent: 1640
+}
+
+// What to do when refused: give up if no wait can help; tell whoever waits when to come back, or come back then.
+func ExampleDecision() {
+	window, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 100_000})
+	window.TryAcquire(quotashare.Interactive, 70_000)
+
+	for _, tokens := range []int64{20_000, 90_000} {
+		_, decision := window.TryAcquire(quotashare.Interactive, tokens)
+		switch {
+		case decision.Admitted:
+			fmt.Println("call the model")
+		case decision.Permanent():
+			largest := window.Quota().Limits(quotashare.Interactive).Largest
+			fmt.Printf("413, %v: no call above %d tokens is ever admitted\n", decision.Reason, largest)
+		default:
+			fmt.Printf("429, %v, Retry-After: %d\n", decision.Reason, decision.RetryAfterSeconds())
+		}
+	}
+	// Output:
+	// 429, reserved, Retry-After: 60
+	// 413, too_large: no call above 85000 tokens is ever admitted
+}
+
+// Which class am I? The one of the entry point, all the way down. A lower class stays, and no stamp at all is Batch.
+func ExampleWithSource() {
+	background := context.Background()
+	request := quotashare.WithSource(background, quotashare.SourceAPI)
+	cron := quotashare.WithSource(background, quotashare.SourceScheduler)
+	eval := quotashare.WithSource(background, quotashare.SourceEval)
+
+	fmt.Println(quotashare.ClassFrom(request))
+	fmt.Println(quotashare.ClassFrom(cron))
+	fmt.Println(quotashare.ClassFrom(quotashare.WithSource(eval, quotashare.SourceAPI)), "- an eval that calls the API")
+	fmt.Println(quotashare.ClassFrom(background), "- nobody said")
+	// Output:
+	// interactive
+	// background
+	// batch - an eval that calls the API
+	// batch - nobody said
+}
+
+// Load the shares from a file, and put a changed file in force while calls are under way.
+func ExampleParseQuota() {
+	quota, err := quotashare.ParseQuota([]byte(`{
+		"tokens": 2000000,
+		"shares": {"interactive": 0.6, "background": 0.2, "batch": 0.2},
+		"floors": {"interactive": 0.1, "background": 0.05, "batch": 0.05},
+		"ceilings": {"batch": 0.5}
+	}`))
+	if err != nil {
+		panic(err)
+	}
+	window, _ := quotashare.NewWindow(quota)
+	fmt.Printf("%v, batch: %+v\n", window.Quota().Window, window.Quota().Limits(quotashare.Batch))
+
+	_, err = quotashare.ParseQuota([]byte(`{"tokens": 2000000, "shares": {"interactve": 0.6}}`))
+	fmt.Println(err)
+
+	changed, _ := quotashare.ParseQuota([]byte(`{"tokens": 3000000}`))
+	fmt.Println(window.SetQuota(changed)) // what was charged stays charged
+	// Output:
+	// 1m0s, batch: {Share:400000 Floor:100000 Ceiling:1000000 Largest:1000000}
+	// quotashare: unknown key "interactve" in shares: want interactive, background or batch
+	// <nil>
+}
+
+// Two limits at once: an account that counts tokens and requests has a Window for each. A call needs both; what the
+// first granted is cancelled when the second refuses, for the call is not sent.
+func ExampleNewWindow_twoLimits() {
+	tokens, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 1_000_000})
+	requests, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 10}) // counts requests
+
+	call := func(class quotashare.Class, estimate int64) quotashare.Decision {
+		grant, decision := tokens.TryAcquire(class, estimate)
+		if !decision.Admitted {
+			return decision
+		}
+		if _, decision := requests.TryAcquire(class, 1); !decision.Admitted {
+			grant.Cancel()
+			return decision
+		}
+		used, _ := callModel(context.Background(), "...")
+		grant.Settle(used)
+		return decision
+	}
+	admitted := 0
+	for range 10 {
+		if call(quotashare.Interactive, 1_000).Admitted {
+			admitted++
+		}
+	}
+	fmt.Println(admitted, "calls,", tokens.Usage().Used[quotashare.Interactive], "tokens")
+	// Output:
+	// 7 calls, 5950 tokens
+}
+
+// Check a share table in a unit test: what each class is sure of, and what it may borrow.
+func ExampleQuota_Limits() {
+	quota := quotashare.Quota{Tokens: 1_000_000, Floors: quotashare.ElasticFloors}
+	for _, class := range []quotashare.Class{quotashare.Interactive, quotashare.Background, quotashare.Batch} {
+		limits := quota.Limits(class)
+		fmt.Printf("%-11v share %6d, floor %6d, largest call %6d\n", class, limits.Share, limits.Floor, limits.Largest)
+	}
+
+	// The longest prompt of the eval suite, beside a quiet service and beside a busy one:
+	quiet := quotashare.Usage{Used: quotashare.ClassTokens{quotashare.Interactive: 20_000}}
+	busy := quotashare.Usage{
+		Used:   quotashare.ClassTokens{quotashare.Interactive: 500_000, quotashare.Batch: 100_000},
+		Demand: quotashare.ClassTokens{quotashare.Interactive: 600_000, quotashare.Batch: 100_000},
+	}
+	fmt.Println(quotashare.Admit(quotashare.Batch, 120_000, quiet, quota))
+	fmt.Println(quotashare.Admit(quotashare.Batch, 120_000, busy, quota))
+	fmt.Println(quotashare.Admit(quotashare.Batch, 260_000, busy, quota))
+	// Output:
+	// interactive share 700000, floor 100000, largest call 900000
+	// background  share 200000, floor  50000, largest call 850000
+	// batch       share 100000, floor  50000, largest call 850000
+	// {true borrowed 0s}
+	// {true borrowed 0s}
+	// {false reserved 5s}
+}
+
+// A replay in virtual time: the Window reads the clock that it is given.
+func ExampleWithClock() {
+	now := time.Date(2026, 1, 1, 2, 0, 0, 0, time.UTC)
+	window, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 1_000}, quotashare.WithClock(func() time.Time { return now }))
+
+	window.TryAcquire(quotashare.Interactive, 700)
+	now = now.Add(45 * time.Second)
+	_, decision := window.TryAcquire(quotashare.Interactive, 700)
+	fmt.Println(decision.Reason, decision.RetryAfter)
+
+	now = now.Add(decision.RetryAfter)
+	_, decision = window.TryAcquire(quotashare.Interactive, 700)
+	fmt.Println(decision.Reason)
+	// Output:
+	// quota_full 15s
+	// own_share
+}

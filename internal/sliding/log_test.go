@@ -1,0 +1,177 @@
+package sliding
+
+import (
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A plain log is what a Log must be: every charge by itself, added up each time.
+type plain struct {
+	window  int64
+	charges []charged
+}
+
+type charged struct{ at, tokens int64 }
+
+func (p *plain) after(t int64) int64 {
+	sum := new(big.Int)
+	for _, c := range p.charges {
+		if c.at > t {
+			sum.Add(sum, big.NewInt(c.tokens))
+		}
+	}
+	if !sum.IsInt64() {
+		return math.MaxInt64
+	}
+	return sum.Int64()
+}
+
+func (p *plain) recent(now int64, spans []int64) (pace int64) {
+	for k, span := range spans {
+		pace = max(pace, p.after(now-span)/int64(k+1))
+	}
+	return pace
+}
+
+// TestLogIsExactWhileItIsNotCrowded also covers sums beyond an int64.
+func TestLogIsExactWhileItIsNotCrowded(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		window := 1 + r.Int64N([]int64{20, 1000, 1e6, 1e12}[r.IntN(4)])
+		spans := Spans(time.Duration(window), 1+r.IntN(MaxParts))
+		log, want, now := NewLog(window), plain{window: window}, int64(0)
+		for range 600 {
+			now += r.Int64N(window/40 + 2)
+			if r.IntN(50) == 0 {
+				now += r.Int64N(3 * window)
+			}
+			log.Expire(now)
+			switch i := r.IntN(len(want.charges) + 1); {
+			case r.IntN(3) > 0 || i == len(want.charges):
+				tokens := r.Int64N(1000)
+				if r.IntN(100) == 0 {
+					tokens = math.MaxInt64 - r.Int64N(2000)
+				}
+				if n := len(want.charges); log.Len() < crowded-1 && (n == 0 || want.charges[n-1].at != now) {
+					log.Add(now, tokens)
+					want.charges = append(want.charges, charged{now, tokens})
+				}
+			case now-want.charges[i].at < window && want.after(-1) < math.MaxInt64:
+				to := r.Int64N(2000)
+				log.Replace(want.charges[i].at, want.charges[i].tokens, to)
+				want.charges[i].tokens = to
+			}
+			require.Equal(t, want.after(now-window), log.Sum(), "seed %d", seed)
+			require.Equal(t, want.recent(now, spans), log.Recent(now, spans), "seed %d", seed)
+			later := now + r.Int64N(window)
+			require.Equal(t, want.after(later-window), log.After(later-window), "seed %d", seed)
+			require.Equal(t, want.recent(later, spans), log.RecentAt(later, spans), "seed %d", seed)
+
+			pace := 1 + r.Int64N(max(log.Recent(now, spans), 1))
+			if slows := log.Slows(pace, spans); log.Recent(now, spans) >= pace {
+				require.Less(t, log.RecentAt(slows, spans), pace, "seed %d", seed)
+				require.GreaterOrEqual(t, log.RecentAt(slows-1, spans), pace, "seed %d", seed)
+			}
+			limit := now + r.Int64N(2*window)
+			threshold := now + r.Int64N(2*window)
+			first := limit
+			for _, c := range want.charges {
+				if leaves := c.at + window; leaves > now && leaves >= threshold {
+					first = min(first, leaves)
+				}
+			}
+			require.Equal(t, first, log.FirstLeaving(limit, func(at int64) bool { return at >= threshold }), "seed %d", seed)
+		}
+	}
+}
+
+// TestCrowdedLog holds a Log to its bounds at any rate: no charge leaves early, none more than a grain late, and the
+// memory is fixed. Replacing every charge by nothing empties it, whatever was merged.
+func TestCrowdedLog(t *testing.T) {
+	for seed := range uint64(24) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		window := int64(1e9) + r.Int64N(1e6)
+		rate := []int64{500, 650, 1200, 5000}[r.IntN(4)] // charges in a window
+		spans := Spans(time.Duration(window), MaxParts)
+		log, want, now := NewLog(window), plain{window: window}, int64(0)
+		for i := range 4 * rate {
+			now += r.Int64N(2*window/rate) + 1
+			if r.IntN(2000) == 0 {
+				now += r.Int64N(window)
+			}
+			log.Expire(now)
+			tokens := 1 + r.Int64N(100)
+			log.Add(now, tokens)
+			want.charges = append(want.charges, charged{now, tokens})
+			if i%97 != 0 {
+				continue
+			}
+			want.charges = slices.DeleteFunc(want.charges, func(c charged) bool { return now-c.at > 2*window })
+			requireAtMostAGrainLate(t, &want, now-window, log.grain, log.Sum())
+			t1 := now - r.Int64N(window)
+			requireAtMostAGrainLate(t, &want, t1, log.grain, log.After(t1))
+			late := make([]int64, len(spans))
+			for k, span := range spans {
+				late[k] = span + log.grain
+			}
+			require.GreaterOrEqual(t, log.Recent(now, spans), want.recent(now, spans))
+			require.LessOrEqual(t, log.Recent(now, spans), want.recent(now, late))
+			require.Equal(t, log.RecentAt(now, spans), log.Recent(now, spans))
+		}
+		require.LessOrEqual(t, cap(log.buf), maxCharges)
+
+		late := log.Sum() - want.after(now-window)
+		for _, c := range want.charges {
+			if now-c.at < window {
+				log.Replace(c.at, c.tokens, 0)
+			}
+		}
+		require.Equal(t, late, log.Sum(), "only what is late is left")
+		log.Expire(now + window)
+		require.Zero(t, log.Sum())
+		require.Zero(t, log.Len())
+	}
+}
+
+func requireAtMostAGrainLate(t *testing.T, want *plain, after, grain, got int64) {
+	t.Helper()
+	require.GreaterOrEqual(t, got, want.after(after))
+	require.LessOrEqual(t, got, want.after(after-grain))
+}
+
+func TestSpans(t *testing.T) {
+	require.Equal(t, []int64{60e9}, Spans(time.Minute, 1))
+	require.Equal(t, []int64{15e9, 30e9, 45e9, 60e9}, Spans(time.Minute, 4))
+	require.Equal(t, []int64{1, 2, 4, 5, 7}, Spans(7, 5))
+	require.Equal(t, int64(math.MaxInt64), Spans(math.MaxInt64, MaxParts)[MaxParts-1])
+}
+
+func TestLater(t *testing.T) {
+	require.Equal(t, int64(5), Later(2, 3))
+	require.Equal(t, int64(math.MaxInt64), Later(math.MaxInt64-2, 2))
+	require.Equal(t, int64(math.MaxInt64), Later(math.MaxInt64-2, 3))
+	require.Equal(t, int64(math.MaxInt64), Later(math.MaxInt64, math.MaxInt64))
+}
+
+func TestPeakRemembersOneWindow(t *testing.T) {
+	var p Peak
+	p.Note(5)
+	p.Note(3)
+	require.Equal(t, int64(5), p.MaxAfter(0))
+	for turns := range PeakParts {
+		require.Equal(t, int64(5), p.MaxAfter(PeakParts-turns))
+		require.Less(t, p.MaxAfter(PeakParts-turns+1), int64(5))
+		p.Turn(1)
+	}
+	require.Equal(t, int64(5), p.MaxAfter(0), "a window later")
+	p.Turn(2)
+	require.Equal(t, int64(2), p.MaxAfter(0), "a part later still")
+	require.Equal(t, int64(5), PeakPart(60))
+	require.Equal(t, int64(6), PeakPart(61))
+}

@@ -1,0 +1,223 @@
+package quotashare_test
+
+import (
+	"math"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	. "github.com/quotashare/quotashare"
+)
+
+func TestZeroWindowRefusesAsInvalid(t *testing.T) {
+	var w Window
+	grant, d := w.TryAcquire(Interactive, 1)
+	require.Equal(t, Decision{Reason: ReasonInvalid}, d)
+	grant.Settle(5)
+	require.Equal(t, Usage{}, w.Usage())
+	require.Equal(t, Quota{}, w.Quota())
+	require.ErrorContains(t, w.SetQuota(Quota{Tokens: 1}), "NewWindow")
+}
+
+func TestSetQuotaKeepsTheWindowLength(t *testing.T) {
+	w, clock := newTestWindow(t, Quota{Tokens: 1000})
+	_, d := w.TryAcquire(Interactive, 600)
+	require.True(t, d.Admitted)
+	before := w.Quota()
+	for want, q := range map[string]Quota{
+		"window is 1s: want 1m0s":    {Tokens: 1000, Window: time.Second},
+		"tokens is 0":                {},
+		"window is -1s: want a posi": {Tokens: 1, Window: -time.Second},
+	} {
+		require.ErrorContains(t, w.SetQuota(q), want)
+		require.Equal(t, before, w.Quota())
+	}
+	require.NoError(t, w.SetQuota(Quota{Tokens: 500, Window: time.Minute, Pace: 3}))
+	require.Equal(t, int64(600), w.Usage().Used[Interactive])
+	require.Equal(t, int64(600), w.Usage().Recent[Interactive])
+	_, d = w.TryAcquire(Interactive, 1)
+	require.Equal(t, Decision{Reason: ReasonQuotaFull, RetryAfter: time.Minute}, d)
+	clock.advance(time.Minute)
+	_, d = w.TryAcquire(Interactive, 1)
+	require.True(t, d.Admitted)
+}
+
+// TestWindowOnTheRealClock is the one that reads no fake clock; the bubble makes the real one stand still.
+func TestWindowOnTheRealClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, err := NewWindow(Quota{Tokens: 1000}, WithClock(nil))
+		require.NoError(t, err)
+		_, d := w.TryAcquire(Interactive, 700)
+		require.True(t, d.Admitted)
+		time.Sleep(20 * time.Second)
+		_, d = w.TryAcquire(Interactive, 700)
+		require.Equal(t, 40*time.Second, d.RetryAfter)
+		time.Sleep(d.RetryAfter)
+		_, d = w.TryAcquire(Interactive, 700)
+		require.True(t, d.Admitted)
+	})
+}
+
+func TestGrantsOfAnotherLimiter(t *testing.T) {
+	var settled []int64
+	cancelled := 0
+	for range 2 {
+		grant := NewGrant(settler{func(n int64) { settled = append(settled, n) }, func() { cancelled++ }})
+		grant.Settle(5)
+		grant.Cancel()
+		grant.Settle(6)
+	}
+	unknown := NewGrant(settler{func(n int64) { settled = append(settled, n) }, nil})
+	unknown.Settle(-1)
+	grant := NewGrant(settler{nil, func() { cancelled++ }})
+	grant.Cancel()
+	grant.Cancel()
+	grant.Settle(7)
+	require.Equal(t, []int64{5, 5, -1}, settled)
+	require.Equal(t, 1, cancelled)
+
+	nothing := NewGrant(nil)
+	nothing.Settle(1)
+	var zero Grant
+	zero.Cancel()
+	zero.Settle(1)
+}
+
+type settler struct {
+	settle func(int64)
+	cancel func()
+}
+
+func (s settler) Settle(actual int64) { s.settle(actual) }
+func (s settler) Cancel()             { s.cancel() }
+
+func TestSettledAboveEverything(t *testing.T) {
+	w, clock := newTestWindow(t, Quota{Tokens: 1000, Floors: NoFloors})
+	for range 3 {
+		first, _ := w.TryAcquire(Interactive, 10)
+		second, d := w.TryAcquire(Interactive, 10)
+		require.True(t, d.Admitted)
+		first.Settle(math.MaxInt64)
+		second.Settle(math.MaxInt64)
+		require.Equal(t, int64(math.MaxInt64), w.Usage().Used[Interactive], "it saturates")
+		require.Equal(t, int64(math.MaxInt64), w.Usage().Demand[Interactive])
+		_, d = w.TryAcquire(Batch, 10)
+		require.Equal(t, Decision{Reason: ReasonQuotaFull, RetryAfter: time.Minute}, d)
+		clock.advance(3 * time.Minute)
+	}
+}
+
+func TestConcurrentCallersShareOneWindow(t *testing.T) {
+	w, err := NewWindow(Quota{Tokens: 1_000_000, Floors: NoFloors, Pace: 1, Window: time.Hour})
+	require.NoError(t, err)
+	const callers, calls, size = 8, 2000, 100 // more than the quota
+	admitted := make([]int64, callers)
+	var wait sync.WaitGroup
+	for i := range callers {
+		wait.Go(func() {
+			for n := range calls {
+				grant, d := w.TryAcquire(Class(n%NumClasses), size)
+				if !d.Admitted {
+					continue
+				}
+				var twice sync.WaitGroup
+				twice.Go(func() { grant.Settle(size / 2) })
+				grant.Settle(size / 2)
+				twice.Wait()
+				admitted[i] += size / 2
+				w.Usage()
+			}
+		})
+	}
+	wait.Wait()
+	sum := int64(0)
+	for _, n := range admitted {
+		sum += n
+	}
+	require.Equal(t, sum, usedTotal(w))
+	require.Greater(t, sum, int64(700_000))
+	require.LessOrEqual(t, sum, int64(1_000_000))
+}
+
+func TestNothingIsAllocated(t *testing.T) {
+	q := Quota{Tokens: 1 << 40}
+	w, clock := newTestWindow(t, q)
+	full, fullClock := newTestWindow(t, Quota{Tokens: 1000, Floors: NoFloors})
+	for c, share := range (ClassTokens{Interactive: 700, Background: 200, Batch: 100}) {
+		full.TryAcquire(Class(c), share)
+	}
+	// Both windows have seen a minute of calls, so that their logs have grown.
+	run := func() {
+		clock.advance(time.Millisecond)
+		fullClock.advance(time.Microsecond)
+		grant, d := w.TryAcquire(Interactive, 1000)
+		if !d.Admitted {
+			t.Fatal(d)
+		}
+		grant.Settle(500)
+		if _, d = w.TryAcquire(Batch, 1<<39); d.Admitted || d.Permanent() {
+			if !d.Permanent() {
+				t.Fatal(d)
+			}
+		}
+		if _, d = full.TryAcquire(Interactive, 10); d.Admitted || d.RetryAfter == 0 {
+			t.Fatal(d)
+		}
+	}
+	for range 120_000 {
+		run()
+	}
+	require.Zero(t, testing.AllocsPerRun(1000, run))
+	u := w.Usage()
+	require.Zero(t, testing.AllocsPerRun(1000, func() { Admit(Interactive, 10, u, q) }))
+	require.Zero(t, testing.AllocsPerRun(1000, func() { w.Usage() }))
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	measure := func(n int, use func(*Window, *clock)) (bytes uint64) {
+		windows := make([]*Window, n)
+		clocks := make([]*clock, n)
+		for i := range clocks {
+			clocks[i] = newClock()
+		}
+		before := heap()
+		for i := range windows {
+			windows[i], _ = NewWindow(Quota{Tokens: 1_000_000}, WithClock(clocks[i].read))
+			use(windows[i], clocks[i])
+		}
+		after := heap()
+		runtime.KeepAlive(windows)
+		return (after - before) / uint64(n)
+	}
+	require.Less(t, measure(1000, func(*Window, *clock) {}), uint64(4<<10))
+	busy := measure(4, func(w *Window, clock *clock) {
+		for i := range 1_200_000 { // a million calls, admitted and refused, in the last minute
+			w.TryAcquire(Class(i%NumClasses), 1+int64(i%7))
+			clock.advance(60 * time.Microsecond)
+		}
+		require.NotEqual(t, ClassTokens{}, w.Usage().Used)
+	})
+	require.LessOrEqual(t, busy, uint64(64<<10))
+}
+
+func heap() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// TestImportsAreTheStandardLibraryAlone keeps what a service links small: nothing beyond the standard library, and
+// nothing of testing.
+func TestImportsAreTheStandardLibraryAlone(t *testing.T) {
+	format := `{{if and .Module (ne .Module.Path "github.com/quotashare/quotashare")}}{{.ImportPath}}{{end}}{{if eq .ImportPath "testing" "flag"}}{{.ImportPath}}{{end}}`
+	out, err := exec.Command("go", "list", "-deps", "-f", format, ".").CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Empty(t, strings.TrimSpace(string(out)))
+}
