@@ -227,8 +227,8 @@ func (w *Window) readClock() int64 {
 	switch {
 	case step > 0:
 		w.read = t
-		// After three windows nothing is left that could grow older, however far the clock jumped.
-		length := int64(w.rule.window)
+		// After three windows, of parts of a nanosecond at least, nothing is left that could grow older.
+		length := max(int64(w.rule.window), sliding.PeakParts)
 		step = min(step, sliding.Later(length, sliding.Later(length, length)))
 		return min(sliding.Later(w.now, step), math.MaxInt64-1)
 	case step < -int64(w.rule.window)/sliding.Grains:

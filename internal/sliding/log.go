@@ -36,7 +36,8 @@ type charge struct {
 //
 // At most half of its room holds charges as they came. Beyond that, charges in the same grain of the window are merged
 // and leave together, when the last of them does. The sum never exceeds math.MaxInt64: the oldest tokens are forgotten
-// for the newest, so that each suffix of the log saturates just as its true sum would.
+// for the newest, so that each suffix of the log saturates just as its true sum would. What Replace takes off later is
+// taken off what is left.
 type Log struct {
 	window int64
 	grain  int64
