@@ -1782,10 +1782,12 @@ func TestNoRequestDataSelectsAClass(t *testing.T) {
 	forged := context.Background()
 	for _, name := range []string{"class", "Class", "source", "Source", "priority", "quotashare.Class", "X-Quota-Class"} {
 		for _, value := range []any{"interactive", "api", 0, uint8(0), Interactive, SourceAPI} {
-			forged = context.WithValue(forged, name, value) //nolint:staticcheck // a string for a key is the point
+			//lint:ignore SA1029 a string for a key is the point
+			forged = context.WithValue(forged, name, value)
 			forged = context.WithValue(forged, key(name), value)
 		}
 	}
+	//lint:ignore SA1029 a key that anybody can make is the point
 	forged = context.WithValue(forged, struct{}{}, SourceAPI)
 
 	t.Run("by a context", func(t *testing.T) {
@@ -1834,7 +1836,9 @@ func TestNoRequestDataSelectsAClass(t *testing.T) {
 			require.Error(t, json.Unmarshal([]byte(strconv.Quote(name)), &class))
 			require.Equal(t, Batch, class)
 			source := SourceEval
+			//lint:ignore SA9005 that it cannot be read is what is tested
 			require.Error(t, json.Unmarshal([]byte(strconv.Quote(name)), &source))
+			//lint:ignore SA9005 the same
 			require.NoError(t, json.Unmarshal([]byte(`{"entry": 1, "Entry": 1}`), &source))
 			require.Equal(t, SourceEval, source)
 		}
