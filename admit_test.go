@@ -96,7 +96,7 @@ func TestLimitsAreWholeTokens(t *testing.T) {
 // TestSharesAreApportionedExactly holds Limits against exact rational arithmetic on the decimals that were written.
 func TestSharesAreApportionedExactly(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for range 20_000 {
+	for range many(20_000) {
 		// Shares in steps of 1/scale that add up to the whole, or to less.
 		scale := []int64{10, 100, 1000, 10_000, 1_000_000}[r.IntN(5)]
 		first := r.Int64N(scale + 1)
@@ -160,7 +160,7 @@ func TestAdmitIsThePatternsSketchButForWhatItSays(t *testing.T) {
 	shares := ClassTokens{Interactive: 1400, Background: 400, Batch: 200}
 	floors := ClassTokens{Interactive: 1400, Background: 200, Batch: 100}
 	same, differ := 0, 0
-	for range 200_000 {
+	for range many(200_000) {
 		c := Class(r.IntN(NumClasses))
 		tokens := 1 + r.Int64N(2*shares[c])
 		var used ClassTokens
@@ -194,8 +194,8 @@ func TestAdmitIsThePatternsSketchButForWhatItSays(t *testing.T) {
 			require.True(t, Admit(c, tokens, Usage{Used: used}, overdraft).Admitted, "%v %d %v", c, tokens, used)
 		}
 	}
-	require.Greater(t, same, 100_000)
-	require.Greater(t, differ, 1000)
+	require.Greater(t, same, many(100_000))
+	require.Greater(t, differ, many(1000))
 }
 
 func TestAdmitGivesTheFirstReasonThatApplies(t *testing.T) {
@@ -486,7 +486,7 @@ func FuzzAdmit(f *testing.F) {
 func TestAdmitIsTheRule(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 9))
 	reasons := map[Reason]int{}
-	for range 100_000 {
+	for range many(100_000) {
 		q := randomQuota(r)
 		if r.IntN(4) == 0 {
 			q.Overdraft = r.Int64N(q.Tokens)
@@ -503,7 +503,7 @@ func TestAdmitIsTheRule(t *testing.T) {
 	}
 	for reason := ReasonOwnShare; reason < NumReasons; reason++ {
 		if reason != ReasonQueued && reason != ReasonInvalid {
-			require.Greater(t, reasons[reason], 50, fmt.Sprint(reason))
+			require.Greater(t, reasons[reason], many(50), fmt.Sprint(reason))
 		}
 	}
 }

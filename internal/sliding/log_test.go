@@ -39,9 +39,17 @@ func (p *plain) recent(now int64, spans []int64) (pace int64) {
 	return pace
 }
 
+// seeds is n, or a tenth of it in a short run, as under the race detector.
+func seeds(n uint64) uint64 {
+	if testing.Short() {
+		return n / 10
+	}
+	return n
+}
+
 // TestLogIsExactWhileItIsNotCrowded also covers sums beyond an int64.
 func TestLogIsExactWhileItIsNotCrowded(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range seeds(300) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		window := 1 + r.Int64N([]int64{20, 1000, 1e6, 1e12}[r.IntN(4)])
 		spans := Spans(time.Duration(window), 1+r.IntN(MaxParts))
@@ -94,7 +102,7 @@ func TestLogIsExactWhileItIsNotCrowded(t *testing.T) {
 // TestCrowdedLog holds a Log to its bounds at any rate: no charge leaves early, none more than a grain late, and the
 // memory is fixed. Replacing every charge by nothing empties it, whatever was merged.
 func TestCrowdedLog(t *testing.T) {
-	for seed := range uint64(24) {
+	for seed := range seeds(24) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		window := int64(1e9) + r.Int64N(1e6)
 		rate := []int64{500, 650, 1200, 5000}[r.IntN(4)] // charges in a window
