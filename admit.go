@@ -4,8 +4,7 @@
 // (Background), and evals and backfills without a deadline (Batch). A [Quota] reserves a share of it for each class,
 // lends what is idle, and takes it back by not admitting: nothing in flight is ever killed. A [Window] meters a
 // Quota over a sliding window of time, and is asked before each call. The class of a call comes from where the work
-// entered the process ([WithSource], [ClassFrom]), never from the caller. A refusal says when to come back, and it is
-// true.
+// entered the process ([WithSource], [ClassFrom]), never from the caller. A refusal says truthfully when to come back.
 //
 // The rule itself is [Admit], a pure function. All numbers are tokens, of whatever the quota counts: a second Window
 // may just as well count requests. The package starts no goroutines. Unless a comment says otherwise, functions and
@@ -42,8 +41,9 @@ var (
 	// batch alone fills 20 % of the account, however quiet it is.
 	DefaultFloors = Fractions{Interactive: 0.70, Background: 0.10, Batch: 0.05}
 
-	// ElasticFloors let batch fill 80 % of a quiet account. The price is paid when a class that was quiet wakes: what
-	// goes beyond 10 % above its recent demand waits for the loan to drain, at most one window.
+	// ElasticFloors let batch alone fill 85 % of an account, less what the others ask for: about 80 % of a quiet one. The
+	// price is paid when a class that was quiet wakes: what goes beyond its floor above its recent demand waits for the
+	// loan to drain, at most one window.
 	ElasticFloors = Fractions{Interactive: 0.10, Background: 0.05, Batch: 0.05}
 
 	// NoFloors, as Quota.Floors, keep no headroom free at all: only the recent demand of a class is held for it.
@@ -109,13 +109,12 @@ func (q Quota) Validate() error {
 	return q.compile(&r)
 }
 
-// Limits returns the limits of the class. They are zero for a class that is none and for a quota that Validate
-// refuses.
+// Limits returns the limits of the class. They are zero for an unknown class and for a quota that Validate refuses.
 //
-// The shares of a quota are whole tokens that add up to Tokens if their fractions add up to 1, each within a token of
-// its fraction. Floors and ceilings are rounded down, except that one of the same fraction as the share is the same
-// number of tokens, and none lies on the wrong side of it. A fraction means the decimal number that was written: 0.29
-// of 100 is 29.
+// Shares are whole tokens, rounded down; if their fractions add up to 1, they add up to Tokens, and what rounding left
+// goes one token each to those that it cut most. Floors and ceilings are rounded down, except that one of the same
+// fraction as the share is the same number of tokens, and none lies on the wrong side of it. A fraction means the
+// decimal number that was written, as far as a float64 can tell: 0.29 of 100 is 29.
 func (q Quota) Limits(class Class) Limits {
 	var r rule
 	if err := q.compile(&r); err != nil || class >= NumClasses {
@@ -138,6 +137,9 @@ func (q Quota) withDefaults() Quota {
 	}
 	if q.Floors == (Fractions{}) {
 		q.Floors = Fractions{Interactive: q.Shares[Interactive], Background: q.Shares[Background] / 2, Batch: q.Shares[Batch] / 2}
+		if q.Floors == (Fractions{}) { // half of the smallest float64 is 0
+			q.Floors = NoFloors
+		}
 	}
 	return q
 }
@@ -268,7 +270,7 @@ func apportion(tokens int64, shares *Fractions) (parts ClassTokens) {
 // 0.28999999999999998. So if a whole number of tokens lies within that rounding, just above, it is the answer.
 func portion(tokens int64, fraction float64) (whole int64, cut uint64) {
 	const one = 1 << 62
-	hi, lo := bits.Mul64(uint64(fraction*one), uint64(tokens))
+	hi, lo := bits.Mul64(uint64(int64(fraction*one)), uint64(tokens))
 	w := hi<<2 | lo>>62
 	cut = lo & (one - 1)
 	// The fraction is at most 2^-53 of itself too small as it was written, and 2^-62 as it was converted.
@@ -283,7 +285,7 @@ type Usage struct {
 	// Used is the tokens charged to each class that are still inside the window.
 	Used ClassTokens
 
-	// Recent is the pace of each class's charges: the largest of the tokens charged in the last Window/Pace, half of
+	// Recent is the pace of each class's charges, by which borrowing is spread (Quota.Pace): the largest of the tokens charged in the last Window/Pace, half of
 	// those in the last 2 Window/Pace, a third of those in the last 3, and so on down to a Pace-th of those in the whole
 	// Window, each rounded down.
 	Recent ClassTokens
@@ -293,7 +295,7 @@ type Usage struct {
 	Demand ClassTokens
 
 	// Others is the tokens that others hold on the same account, as far as the provider tells: part of the total, of
-	// no class.
+	// no class. It is for callers of Admit; a Window does not know them and leaves it 0.
 	Others int64
 }
 
@@ -395,41 +397,45 @@ func decision(r Reason) Decision { return Decision{Admitted: r.admits(), Reason:
 
 // decide is the rule: what Admit says of it.
 func (r *rule) decide(c Class, e int64, u *Usage) Reason {
-	reason := r.decideUnpaced(c, e, u)
-	if reason == ReasonBorrowed && r.paced(c, u.Recent[c], u) {
+	reason, holdable := r.judge(c, e, u)
+	if reason == ReasonBorrowed && r.paced(u.Recent[c], holdable) {
 		return ReasonPaced
 	}
 	return reason
 }
 
-// decideUnpaced is the rule but for pace, which a Window needs to know of loans alone.
-func (r *rule) decideUnpaced(c Class, e int64, u *Usage) Reason {
+// judge is the rule but for the pace, which a Window needs to know of loans alone. For a loan it also returns what the
+// class may hold, borrowed or not: in the terms of Admit min(free + U, C).
+func (r *rule) judge(c Class, e int64, u *Usage) (reason Reason, holdable uint64) {
 	switch {
 	case e < 1 || c >= NumClasses:
-		return ReasonInvalid
+		return ReasonInvalid, 0
 	case e > r.largest[c]:
-		return ReasonTooLarge
+		return ReasonTooLarge, 0
 	}
 	used := max(u.Used[c], 0)
 	if e <= r.share[c]-used {
 		switch {
 		case fits(e, take(rest(r.most, c, u, &r.floor), used)):
-			return ReasonOwnShare
+			return ReasonOwnShare, 0
 		case fits(e, take(rest(r.most, c, u, &ClassTokens{}), used)):
-			return ReasonReserved
+			return ReasonReserved, 0
 		}
-		return ReasonQuotaFull
+		return ReasonQuotaFull, 0
 	}
 	held := r.held(u)
-	switch quota := uint64(r.quota); {
-	case !fits(e, take(rest(quota, c, u, &ClassTokens{}), used)):
-		return ReasonQuotaFull
-	case !fits(e, take(rest(quota, c, u, &held), used)):
-		return ReasonReserved
-	case e > r.ceiling[c]-used:
-		return ReasonCapped
+	holdable = rest(uint64(r.quota), c, u, &held)
+	switch {
+	case fits(e, take(holdable, used)):
+	case fits(e, take(rest(uint64(r.quota), c, u, &ClassTokens{}), used)):
+		return ReasonReserved, 0
+	default:
+		return ReasonQuotaFull, 0
 	}
-	return ReasonBorrowed
+	if e > r.ceiling[c]-used {
+		return ReasonCapped, 0
+	}
+	return ReasonBorrowed, min(holdable, uint64(r.ceiling[c]))
 }
 
 // held returns what is held for each class: what it lately asked for, and its floor as headroom on top, but at most
@@ -441,24 +447,18 @@ func (r *rule) held(u *Usage) (held ClassTokens) {
 	return held
 }
 
-// holdable returns what class c may hold, borrowed or not: in the terms of Admit min(free + U, C).
-func (r *rule) holdable(c Class, u *Usage) uint64 {
-	held := r.held(u)
-	return min(rest(uint64(r.quota), c, u, &held), uint64(r.ceiling[c]))
-}
-
-// paced reports whether charges of the recent pace would take all that class c may hold before a window is over.
-func (r *rule) paced(c Class, recent int64, u *Usage) bool {
+// paced reports whether charges of the recent pace would take all that the class may hold before a window is over.
+func (r *rule) paced(recent int64, holdable uint64) bool {
 	if r.pace == 1 {
 		return false
 	}
 	hi, lo := bits.Mul64(uint64(max(recent, 0)), r.pace)
-	return hi > 0 || lo >= r.holdable(c, u)
+	return hi > 0 || lo >= holdable
 }
 
-// tooFast returns the lowest recent pace that is too fast for class c.
-func (r *rule) tooFast(c Class, u *Usage) int64 {
-	return int64((r.holdable(c, u) + r.pace - 1) / r.pace)
+// tooFast returns the lowest recent pace that is too fast.
+func (r *rule) tooFast(holdable uint64) int64 {
+	return int64((holdable + r.pace - 1) / r.pace)
 }
 
 // rest returns what is left of total for class c when each other class takes what it uses, or what is kept for it if
@@ -493,9 +493,10 @@ func fits(e int64, room uint64) bool { return uint64(e) <= room }
 //	  "overdraft": 0
 //	}
 //
-// Only tokens is required. A key that is left out is the default of its field, which the result has written out; a
-// class that is left out of shares, floors or ceilings is 0, or without a ceiling. "floors": "none" is NoFloors, and
-// so are floors that are all 0; a ceiling of 0 is Closed. A window is written for time.ParseDuration.
+// Only tokens is required. A key that is left out is the default of its field, which the result has written out. But a
+// class that is left out of shares has none, as in a Go literal, and one that is left out of floors or ceilings has no
+// floor, or no ceiling of its own. "floors": "none" is NoFloors, and so are floors that are all 0; a ceiling of 0 is
+// Closed. A window is written for time.ParseDuration.
 //
 // The form is strict. An unknown or repeated key, a value of the wrong kind, a number that is no whole int64 where one
 // is due (1e6 and 1000000.0 are), a quota that Validate refuses, and anything after the object are errors that name
@@ -527,26 +528,31 @@ func (q Quota) MarshalJSON() ([]byte, error) {
 		return nil, err
 	}
 	q = q.withDefaults()
+	var ceilings struct {
+		Interactive *float64 `json:"interactive,omitempty"`
+		Background  *float64 `json:"background,omitempty"`
+		Batch       *float64 `json:"batch,omitempty"`
+	}
+	for c, to := range []**float64{&ceilings.Interactive, &ceilings.Background, &ceilings.Batch} {
+		if ceiling := q.Ceilings[c]; ceiling != 0 {
+			closed := max(ceiling, 0) // Closed is written as 0
+			*to = &closed
+		}
+	}
 	form := struct {
-		Tokens    int64             `json:"tokens"`
-		Window    string            `json:"window"`
-		Shares    map[Class]float64 `json:"shares"`
-		Floors    any               `json:"floors"`
-		Ceilings  map[Class]float64 `json:"ceilings,omitempty"`
-		Pace      int               `json:"pace"`
-		Overdraft int64             `json:"overdraft"`
-	}{q.Tokens, q.Window.String(), q.Shares.byClass(), q.Floors.byClass(), map[Class]float64{}, q.Pace, q.Overdraft}
+		Tokens    int64  `json:"tokens"`
+		Window    string `json:"window"`
+		Shares    any    `json:"shares"`
+		Floors    any    `json:"floors"`
+		Ceilings  any    `json:"ceilings,omitempty"`
+		Pace      int    `json:"pace"`
+		Overdraft int64  `json:"overdraft"`
+	}{q.Tokens, q.Window.String(), q.Shares.form(), q.Floors.form(), nil, q.Pace, q.Overdraft}
 	if q.Floors == NoFloors {
 		form.Floors = noFloors
 	}
-	for c, ceiling := range q.Ceilings.byClass() {
-		switch ceiling {
-		case 0:
-		case Closed:
-			form.Ceilings[c] = 0
-		default:
-			form.Ceilings[c] = ceiling
-		}
+	if q.Ceilings != (Fractions{}) {
+		form.Ceilings = ceilings
 	}
 	return json.Marshal(form)
 }
@@ -554,12 +560,12 @@ func (q Quota) MarshalJSON() ([]byte, error) {
 // noFloors is NoFloors in JSON.
 const noFloors = "none"
 
-func (f Fractions) byClass() map[Class]float64 {
-	m := map[Class]float64{}
-	for c, value := range f {
-		m[Class(c)] = value
-	}
-	return m
+func (f Fractions) form() any {
+	return struct {
+		Interactive float64 `json:"interactive"`
+		Background  float64 `json:"background"`
+		Batch       float64 `json:"batch"`
+	}{f[Interactive], f[Background], f[Batch]}
 }
 
 // parseQuota reads the form and leaves to Validate what holds for a Quota however it came about.
@@ -576,9 +582,12 @@ func parseQuota(data []byte) (q Quota, err error) {
 				err = errors.New("quotashare: shares are all 0: want one above 0, or no such key for the default shares")
 			}
 		case "floors":
-			if text := ""; json.Unmarshal(value, &text) == nil && text == noFloors {
+			if value[0] == '"' {
 				q.Floors = NoFloors
-				return nil
+				if string(value) != `"`+noFloors+`"` {
+					err = fmt.Errorf("quotashare: floors is %s: want an object or %q", value, noFloors)
+				}
+				return err
 			}
 			q.Floors, err = parseFractions(key, value, 0)
 			if q.Floors == (Fractions{}) {
@@ -588,8 +597,10 @@ func parseQuota(data []byte) (q Quota, err error) {
 			q.Ceilings, err = parseFractions(key, value, Closed)
 		case "pace":
 			var pace int64
-			pace, err = parseTokens(key, value)
-			q.Pace = int(min(max(pace, -1), sliding.MaxParts+1)) // what is out of range stays so where an int is small
+			if pace, err = parseTokens(key, value); err == nil && (pace < 0 || pace > sliding.MaxParts) {
+				err = fmt.Errorf("quotashare: pace is %s: want 1 to %d, or 0 for %[2]d", value, sliding.MaxParts)
+			}
+			q.Pace = int(pace)
 		case "overdraft":
 			q.Overdraft, err = parseTokens(key, value)
 		default:
@@ -631,8 +642,12 @@ func eachKey(data []byte, name string, do func(key string, value json.RawMessage
 
 // parseTokens reads a whole number, in any of the ways in which JSON can write it.
 func parseTokens(key string, value json.RawMessage) (int64, error) {
-	// A longer exponent is no int64, and is not worth the memory that its digits would take.
-	if e := bytes.IndexAny(value, "eE"); e < 0 || len(value)-e <= len("e+000") {
+	// A large exponent is no int64, and is not worth the memory that its digits would take.
+	exponent := 0
+	if e := bytes.IndexAny(value, "eE"); e >= 0 {
+		exponent, _ = strconv.Atoi(string(value[e+1:]))
+	}
+	if -1000 < exponent && exponent < 1000 {
 		if number, ok := new(big.Rat).SetString(string(value)); ok && number.IsInt() && number.Num().IsInt64() {
 			return number.Num().Int64(), nil
 		}
@@ -643,11 +658,11 @@ func parseTokens(key string, value json.RawMessage) (int64, error) {
 func parseWindow(key string, value json.RawMessage) (time.Duration, error) {
 	var text string
 	if err := json.Unmarshal(value, &text); err == nil && text != "" {
-		if d, err := time.ParseDuration(text); err == nil {
+		if d, err := time.ParseDuration(text); err == nil && d > 0 {
 			return d, nil
 		}
 	}
-	return 0, fmt.Errorf(`quotashare: %s is %s: want a duration such as "1m" or "30s"`, key, value)
+	return 0, fmt.Errorf(`quotashare: %s is %s: want a positive duration such as "1m" or "30s"`, key, value)
 }
 
 // parseFractions reads an object of classes; zero is what a 0 that is written down stands for.
@@ -662,6 +677,9 @@ func parseFractions(key string, value json.RawMessage, zero float64) (fractions 
 				return fmt.Errorf("quotashare: %s.%s is %s: want a fraction from 0 to 1", key, name, value)
 			}
 			if f == 0 {
+				if digits, _, _ := bytes.Cut(bytes.ToLower(value), []byte("e")); bytes.ContainsAny(digits, "123456789") {
+					return fmt.Errorf("quotashare: %s.%s is %s: want 0 or a fraction that a float64 can tell from it", key, name, value)
+				}
 				f = zero
 			}
 			fractions[c] = f

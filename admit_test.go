@@ -66,6 +66,30 @@ func TestLimitsAreWholeTokens(t *testing.T) {
 			ClassTokens{104, 104, 104},
 		},
 		{
+			"among those cut as much, to the larger share, and then to the higher class",
+			Quota{Tokens: 10, Shares: Fractions{Interactive: 0.25, Background: 0.25, Batch: 0.5}, Floors: NoFloors},
+			ClassTokens{Interactive: 3, Background: 2, Batch: 5},
+			ClassTokens{},
+			ClassTokens{10, 10, 10},
+			ClassTokens{10, 10, 10},
+		},
+		{
+			"and to the larger share first",
+			Quota{Tokens: 4, Shares: Fractions{Interactive: 0.125, Background: 0.375, Batch: 0.5}, Floors: NoFloors},
+			ClassTokens{Interactive: 0, Background: 2, Batch: 2}, // of 0.5 and 1.5
+			ClassTokens{},
+			ClassTokens{4, 4, 4},
+			ClassTokens{4, 4, 4},
+		},
+		{
+			"a whole that misses 1 by less than tolerance is a whole, and the largest share makes up for it",
+			Quota{Tokens: 1_000_000_000_000, Shares: Fractions{0.2, 0.7, 0.1 + 5e-10}, Floors: NoFloors},
+			ClassTokens{200_000_000_000, 699_999_999_500, 100_000_000_500},
+			ClassTokens{},
+			ClassTokens{1_000_000_000_000, 1_000_000_000_000, 1_000_000_000_000},
+			ClassTokens{1_000_000_000_000, 1_000_000_000_000, 1_000_000_000_000},
+		},
+		{
 			"a closed class has no share and no floor, and nobody else gets them",
 			Quota{Tokens: 1000, Ceilings: Fractions{Batch: Closed}},
 			ClassTokens{Interactive: 700, Background: 200},
@@ -298,6 +322,7 @@ func TestQuotaInJSON(t *testing.T) {
 		},
 		{"no floors", `{"tokens": 2000000, "floors": "none"}`, with(func(q *Quota) { q.Floors = NoFloors })},
 		{"floors of 0", `{"tokens": 2000000, "floors": {"batch": 0}}`, with(func(q *Quota) { q.Floors = NoFloors })},
+		{"an exponent with zeros", `{"tokens": 2e0000006}`, written},
 		{"the default pace", `{"tokens": 2000000, "pace": 0}`, written},
 		{"the largest", `{"tokens": 9223372036854775807}`, with(func(q *Quota) { q.Tokens = math.MaxInt64 })},
 	} {
@@ -342,9 +367,10 @@ func TestQuotaInJSONIsStrict(t *testing.T) {
 		`{"tokens": 5, "tokens": 5}`:                                 `key "tokens" twice`,
 		`{"Tokens": 5}`:                                              `unknown key "Tokens"`,
 		`{"tokens": 5, "limit": 5}`:                                  `unknown key "limit": want tokens, window`,
-		`{"tokens": 5, "window": 60}`:                                `window is 60: want a duration such as "1m"`,
+		`{"tokens": 5, "window": 60}`:                                `window is 60: want a positive duration such as "1m"`,
 		`{"tokens": 5, "window": "minute"}`:                          `window is "minute"`,
-		`{"tokens": 5, "window": "-1m"}`:                             "window is -1m0s: want a positive duration",
+		`{"tokens": 5, "window": "-1m"}`:                             `window is "-1m": want a positive duration`,
+		`{"tokens": 5, "window": "0s"}`:                              `window is "0s": want a positive duration`,
 		`{"tokens": 5, "shares": [0.7, 0.2, 0.1]}`:                   "shares is [0.7, 0.2, 0.1]: want an object",
 		`{"tokens": 5, "shares": {}}`:                                "shares are all 0",
 		`{"tokens": 5, "shares": {"interactve": 0.6}}`:               `unknown key "interactve" in shares: want interactive`,
@@ -353,14 +379,15 @@ func TestQuotaInJSONIsStrict(t *testing.T) {
 		`{"tokens": 5, "shares": {"batch": null}}`:                   "shares.batch is null",
 		`{"tokens": 5, "shares": {"batch": 50}}`:                     "shares.batch is 50: want a fraction from 0 to 1",
 		`{"tokens": 5, "shares": {"batch": 0.6, "background": 0.8}}`: "shares add up to 1.4: want at most 1",
-		`{"tokens": 5, "floors": "some"}`:                            `floors is "some": want an object`,
+		`{"tokens": 5, "floors": "some"}`:                            `floors is "some": want an object or "none"`,
 		`{"tokens": 5, "floors": null}`:                              "floors is null",
 		`{"tokens": 5, "floors": {"batch": 0.2}}`:                    "floors.batch is 0.2: want a fraction from 0 to the class's share",
 		`{"tokens": 5, "ceilings": {"batch": 0.05}}`:                 "ceilings.batch is 0.05: want a fraction from the class's share",
 		`{"tokens": 5, "ceilings": {"batch": -1}}`:                   "ceilings.batch is -1: want a fraction from 0 to 1",
-		`{"tokens": 5, "pace": 13}`:                                  "pace is 13: want 1 to 12",
+		`{"tokens": 5, "ceilings": {"batch": 1e-400}}`:               "ceilings.batch is 1e-400: want 0 or a fraction",
+		`{"tokens": 5, "pace": 13}`:                                  "pace is 13: want 1 to 12, or 0 for 12",
 		`{"tokens": 5, "pace": -1}`:                                  "pace is -1",
-		`{"tokens": 5, "pace": 4294967297}`:                          "pace is 13", // not 1, where an int has 32 bits
+		`{"tokens": 5, "pace": 4294967297}`:                          "pace is 4294967297", // 1, where an int has 32 bits
 	} {
 		q, err := ParseQuota([]byte(text))
 		require.ErrorContains(t, err, want, text)
@@ -400,9 +427,10 @@ func TestValidateNamesTheField(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	for name, q := range map[string]Quota{
-		"a sum just below 1":        {Tokens: 1, Shares: Fractions{0.6, 0.3, 0.1}}, // 0.9999999999999999
-		"a sum just above 1":        {Tokens: 1, Shares: Fractions{0.1 * 7, 0.2, 0.1 + 1e-10}},
-		"a floor just above 3 / 10": {Tokens: 1, Shares: Fractions{Batch: 0.3}, Floors: Fractions{Batch: 0.1 * 3}},
+		"a sum just below 1":       {Tokens: 1, Shares: Fractions{0.6, 0.3, 0.1}}, // 0.9999999999999999
+		"a sum just above 1":       {Tokens: 1, Shares: Fractions{0.1 * 7, 0.2, 0.1 + 1e-10}},
+		"a floor just above 0.3":   {Tokens: 1, Shares: Fractions{Batch: 0.3}, Floors: Fractions{Batch: 0.3 + 1e-10}},
+		"a ceiling just below 0.3": {Tokens: 1, Shares: Fractions{Batch: 0.3}, Ceilings: Fractions{Batch: 0.3 - 1e-10}},
 	} {
 		require.NoError(t, q.Validate(), name)
 	}
@@ -429,6 +457,7 @@ func FuzzParseQuota(f *testing.F) {
 		"floors": {"interactive": 0.7, "background": 0.1, "batch": 0.05}, "ceilings": {"batch": 0}, "pace": 12, "overdraft": 0}`))
 	f.Add([]byte(`{"tokens": 1e6, "floors": "none"}`))
 	f.Add([]byte(`{"tokens": 1, "tokens": 1}`))
+	f.Add([]byte(`{"tokens": 1, "shares": {"batch": 5e-324}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		q, err := ParseQuota(data)
 		if err != nil {

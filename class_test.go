@@ -71,6 +71,8 @@ func TestWithSourceNeverRaises(t *testing.T) {
 	}
 	ctx := WithSource(t.Context(), SourceEval)
 	require.Equal(t, ctx, WithSource(ctx, SourceAPI), "the context is not even wrapped")
+	source, _ := SourceFrom(WithSource(ctx, SourceBackfill))
+	require.Equal(t, SourceBackfill, source, "of two that are as low, the last")
 }
 
 // TestNothingMakesASource reads the package for any way from a string, a number, JSON, text or a header to a Source or

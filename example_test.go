@@ -140,8 +140,9 @@ func ExampleNewWindow_twoLimits() {
 			grant.Cancel()
 			return decision
 		}
-		used, _ := callModel(context.Background(), "...")
-		grant.Settle(used)
+		if used, err := callModel(context.Background(), "..."); err == nil {
+			grant.Settle(used)
+		}
 		return decision
 	}
 	admitted := 0

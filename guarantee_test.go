@@ -1,7 +1,6 @@
 package quotashare_test
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -102,14 +101,17 @@ func many(n int) int {
 }
 
 // eachSeed runs test with many seeds. A failure names the seed.
-func eachSeed(t *testing.T, seeds int, test func(t *testing.T, r *rand.Rand)) {
+func eachSeed(t *testing.T, seeds int, test func(r *rand.Rand)) {
 	t.Helper()
 	for seed := range many(seeds) {
-		r := rand.New(rand.NewPCG(uint64(seed), 7))
-		ok := t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { test(t, r) })
-		if !ok {
-			return
-		}
+		func() {
+			defer func() {
+				if t.Failed() {
+					t.Log("seed", seed)
+				}
+			}()
+			test(rand.New(rand.NewPCG(uint64(seed), 7)))
+		}()
 	}
 }
 
@@ -120,7 +122,7 @@ type charge struct {
 }
 
 func TestGuarantee1NoIntervalHoldsMoreThanTheQuota(t *testing.T) {
-	eachSeed(t, 3000, func(t *testing.T, r *rand.Rand) {
+	eachSeed(t, 3000, func(r *rand.Rand) {
 		q := randomQuota(r)
 		if r.IntN(3) == 0 {
 			q.Overdraft = r.Int64N(q.Tokens)
@@ -130,11 +132,10 @@ func TestGuarantee1NoIntervalHoldsMoreThanTheQuota(t *testing.T) {
 		var open []func() // settles or cancels a call that is under way
 		for range 300 {
 			c := Class(r.IntN(NumClasses))
-			grant, d := w.TryAcquire(c, randomSize(r, q.Limits(c)))
+			estimate := randomSize(r, q.Limits(c))
+			grant, d := w.TryAcquire(c, estimate)
 			if d.Admitted {
-				made := &charge{clock.now, 0}
-				estimate := usedTotal(w) - total(charges, clock.now.Add(-window(q)))
-				made.tokens = estimate
+				made := &charge{clock.now, estimate}
 				charges = append(charges, made)
 				switch r.IntN(4) {
 				case 0: // forgotten
@@ -171,16 +172,6 @@ func settle(c *charge, now time.Time, q Quota, actual int64) {
 	}
 }
 
-// total adds up what was charged after an instant.
-func total(charges []*charge, after time.Time) (sum int64) {
-	for _, c := range charges {
-		if c.at.After(after) {
-			sum += c.tokens
-		}
-	}
-	return sum
-}
-
 func usedTotal(w *Window) (sum int64) {
 	for _, used := range w.Usage().Used {
 		sum += used
@@ -190,7 +181,7 @@ func usedTotal(w *Window) (sum int64) {
 
 func TestGuarantee2InsideItsFloorAClassIsAdmittedAtOnce(t *testing.T) {
 	inside := 0
-	eachSeed(t, 3000, func(t *testing.T, r *rand.Rand) {
+	eachSeed(t, 3000, func(r *rand.Rand) {
 		q := randomQuota(r)
 		if r.IntN(3) == 0 {
 			q.Overdraft = r.Int64N(q.Tokens)
@@ -226,7 +217,7 @@ type loan struct {
 // when it is told to, while the other classes do what they like.
 func TestGuarantee3WhatIsRefusedWithinTheShareIsAdmittedOneWindowLater(t *testing.T) {
 	refused, undisturbed := 0, 0
-	eachSeed(t, 2000, func(t *testing.T, r *rand.Rand) {
+	eachSeed(t, 2000, func(r *rand.Rand) {
 		q := randomQuota(r)
 		if r.IntN(2) == 0 {
 			q.Floors, q.Ceilings = NoFloors, Fractions{} // all that is idle is lent
@@ -309,7 +300,7 @@ func held(q Quota, u Usage) (held ClassTokens) {
 }
 
 func TestGuarantee4ALoneClassReachesAllButTheOtherFloors(t *testing.T) {
-	eachSeed(t, 2000, func(t *testing.T, r *rand.Rand) {
+	eachSeed(t, 2000, func(r *rand.Rand) {
 		q := randomQuota(r)
 		w, clock := newTestWindow(t, q)
 		c := Class(r.IntN(NumClasses))
@@ -374,9 +365,52 @@ func TestGuarantee7ARefusedCallIsAdmittedExactlyAtItsRetryAfter(t *testing.T) {
 		clock.advance(refusal.RetryAfter - 1)
 		_, d = w.TryAcquire(c, size)
 		require.False(t, d.Admitted, "seed %d: %v, %d tokens: %+v, but admitted 1 ns before", seed, c, size, refusal)
-		require.Equal(t, time.Duration(1), d.RetryAfter-min(d.RetryAfter, leastWait(c, w))+1, "seed %d", seed)
+		require.LessOrEqual(t, d.RetryAfter, leastWait(c, w), "seed %d", seed)
 	}
 	require.Greater(t, waits, many(1500))
+}
+
+// TestGuarantee7InACrowd is the same for logs in which charges were merged: the hint still is when the call is admitted.
+func TestGuarantee7InACrowd(t *testing.T) {
+	waits := 0
+	eachSeed(t, 400, func(r *rand.Rand) {
+		q := randomQuota(r)
+		w, clock := newTestWindow(t, q)
+		var grants []*Grant
+		crowd, part := Class(r.IntN(NumClasses)), int64(200)<<r.IntN(6)
+		for range 500 + r.IntN(2500) {
+			c := Class(r.IntN(NumClasses))
+			if r.IntN(3) > 0 {
+				c = crowd
+			}
+			size := 1 + r.Int64N(2*max(q.Limits(c).Largest/part, 1))
+			grant, d := w.TryAcquire(c, size)
+			if d.Admitted {
+				grants = append(grants, &grant)
+			}
+			if len(grants) > 0 && r.IntN(4) == 0 {
+				grants[max(0, len(grants)-1-r.IntN(400))].Settle(r.Int64N(2 * size))
+			}
+			if r.IntN(700) == 0 {
+				changed := randomQuota(r)
+				changed.Window = q.Window
+				q = changed
+				require.NoError(t, w.SetQuota(q))
+			}
+			clock.advance(time.Duration(r.Int64N(int64(window(q))/1000 + 1)))
+		}
+		c := Class(r.IntN(NumClasses))
+		size := randomSize(r, q.Limits(c))
+		_, refusal := w.TryAcquire(c, size)
+		if refusal.Admitted || refusal.Permanent() {
+			return
+		}
+		waits++
+		clock.advance(refusal.RetryAfter)
+		_, d := w.TryAcquire(c, size)
+		require.True(t, d.Admitted, "%v, %d tokens: %+v, and then %+v", c, size, refusal, d)
+	})
+	require.Greater(t, waits, many(150))
 }
 
 func leastWait(c Class, w *Window) time.Duration {
@@ -387,7 +421,7 @@ func leastWait(c Class, w *Window) time.Duration {
 }
 
 func TestGuarantee8ForgottenGrantsAndLateSettlesLeakNothing(t *testing.T) {
-	eachSeed(t, 500, func(t *testing.T, r *rand.Rand) {
+	eachSeed(t, 500, func(r *rand.Rand) {
 		q := randomQuota(r)
 		w, clock := newTestWindow(t, q)
 		var grants []*Grant
@@ -404,8 +438,13 @@ func TestGuarantee8ForgottenGrantsAndLateSettlesLeakNothing(t *testing.T) {
 				}
 			}
 			clock.advance(time.Duration(r.Int64N(int64(window(q)) / 20)))
+			if r.IntN(20) == 0 {
+				clock.advance(-time.Duration(r.Int64N(int64(2 * window(q))))) // somebody sets the clock
+				w.Usage()
+			}
 		}
-		clock.advance(window(q))
+		// A reading that is hardly older than the last counts as late, and may cost so much.
+		clock.advance(window(q) + window(q)/600)
 		require.Equal(t, ClassTokens{}, w.Usage().Used)
 		for _, g := range grants {
 			g.Settle(1)

@@ -18,8 +18,8 @@ import (
 // on requests are two Windows.
 //
 // A Window is made by NewWindow, is safe for concurrent use, and must not be copied. It has no goroutine and needs no
-// closing. Its memory is bounded at any rate of calls, to 64 KiB: where more than some hundred charges of a class are
-// in the window, those closer together than a 600th of it may leave together, up to that much late and never early.
+// closing. Its memory is bounded at any rate of calls, to 64 KiB: where more than about 300 charges of a class are in
+// the window, those closer together than a 600th of it may leave together, up to that much late and never early.
 //
 // The zero Window refuses everything as ReasonInvalid.
 type Window struct {
@@ -43,31 +43,34 @@ type Window struct {
 	quota Quota            // with its defaults written out
 }
 
-// An Option changes how NewWindow makes a Window.
-type Option func(*Window)
+// An Option changes how NewWindow makes a Window. The zero Option changes nothing.
+type Option struct{ apply func(*Window) }
 
-// WithClock makes the Window read the time from now, for tests and for replays in virtual time. It is called with the
-// Window's lock held, so it must be quick and must not use the Window. A nil now is no option.
+// WithClock makes the Window read the time from now, for tests and for replays in virtual time; nil is the monotonic
+// clock of the process, as without the option. It is called with the Window's lock held: it must be quick, must not use
+// the Window and must not panic.
 //
 // The window's time never runs backwards. A reading that lies back by more than a 600th of the window is a clock that
 // was set: the window's time stands still for that step and goes on from there. One that lies back by less is an old
 // reading that arrives late, and changes nothing.
 func WithClock(now func() time.Time) Option {
-	return func(w *Window) { w.clock = now }
+	return Option{func(w *Window) { w.clock = now }}
 }
 
 // NewWindow returns a Window of the quota in which nothing is charged yet. Its error is that of Quota.Validate.
 //
 // Time is the monotonic clock of the process. Setting the machine's clock changes nothing. While a machine sleeps the
 // monotonic clock may stand still; then charges made before count for what was left of their window, and nobody waits
-// for longer than that.
+// for longer than that. A test in testing/synctest makes its Window inside the bubble.
 func NewWindow(quota Quota, options ...Option) (*Window, error) {
 	w := &Window{}
 	if err := w.setRule(quota); err != nil {
 		return nil, err
 	}
 	for _, option := range options {
-		option(w)
+		if option.apply != nil {
+			option.apply(w)
+		}
 	}
 	if w.clock == nil {
 		w.base = time.Now()
@@ -121,13 +124,12 @@ func (w *Window) setRule(quota Quota) error {
 }
 
 // TryAcquire decides by the rule of Admit whether a call of the class, estimated at so many tokens, may be made now.
-// If it may, the tokens are charged in the same step, and the Grant is there to settle them by; the Grant of a refusal
-// is zero. A refusal charges nothing, but it counts as demand of the class, so that what was refused within the
+// If it may, the tokens are charged in the same step, and the Grant settles them later; the Grant of a refusal is zero. A refusal charges nothing, but it counts as demand of the class, so that what was refused within the
 // class's share is held for it, if waiting can help and the call is no larger than the share.
 //
 // RetryAfter is the time until the same call would be admitted if nothing else happened, and not a nanosecond more
 // where no charges were merged. Background and Batch are told to wait for Backoff at least. A caller who comes
-// back earlier is refused again; one who comes back then may find that others came first, and is told anew.
+// back earlier is refused again; one who comes back then may find that others came first, and is told again.
 //
 // It allocates nothing, and costs the same at any rate of calls.
 func (w *Window) TryAcquire(class Class, estTokens int64) (Grant, Decision) {
@@ -169,10 +171,10 @@ func (w *Window) decide(c Class, e int64) Reason {
 		return ReasonInvalid
 	}
 	w.advance()
-	reason := w.rule.decideUnpaced(c, e, &w.usage)
+	reason, holdable := w.rule.judge(c, e, &w.usage)
 	// No pace is above all that is used, so a light borrower need not be asked for its own.
-	if reason == ReasonBorrowed && w.rule.paced(c, w.usage.Used[c], &w.usage) &&
-		w.rule.paced(c, w.used[c].Recent(w.now, w.spans), &w.usage) {
+	if reason == ReasonBorrowed && w.rule.paced(w.usage.Used[c], holdable) &&
+		w.rule.paced(w.used[c].Recent(w.now, w.spans), holdable) {
 		return ReasonPaced
 	}
 	return reason
@@ -202,9 +204,10 @@ func (w *Window) advance() {
 	if missed := (w.now-w.turn)/w.part - sliding.PeakParts; missed > 0 {
 		w.turn += missed * w.part
 	}
-	for ; w.turn <= w.now; w.turn = sliding.Later(w.turn, w.part) {
+	for ; w.turn <= w.now; w.turn = sliding.Add(w.turn, w.part) {
 		for c := range w.peaks {
 			w.peaks[c].Turn(w.askedAt(c, w.turn))
+			w.usage.Demand[c] = w.peaks[c].MaxAfter(0)
 		}
 	}
 	w.changes = w.turn
@@ -213,7 +216,6 @@ func (w *Window) advance() {
 		w.refused[c].Expire(w.now)
 		w.changes = min(w.changes, w.used[c].Next(), w.refused[c].Next())
 		w.usage.Used[c] = w.used[c].Sum()
-		w.usage.Demand[c] = w.peaks[c].MaxAfter(0)
 	}
 }
 
@@ -229,8 +231,8 @@ func (w *Window) readClock() int64 {
 		w.read = t
 		// After three windows, of parts of a nanosecond at least, nothing is left that could grow older.
 		length := max(int64(w.rule.window), sliding.PeakParts)
-		step = min(step, sliding.Later(length, sliding.Later(length, length)))
-		return min(sliding.Later(w.now, step), math.MaxInt64-1)
+		step = min(step, sliding.Add(length, sliding.Add(length, length)))
+		return min(sliding.Add(w.now, step), math.MaxInt64-1)
 	case step < -int64(w.rule.window)/sliding.Grains:
 		w.read = t
 	}
@@ -240,13 +242,13 @@ func (w *Window) readClock() int64 {
 // askedAt returns what the class asked for in the window that ends at t: what was charged, and what was refused.
 func (w *Window) askedAt(c int, t int64) int64 {
 	since := t - int64(w.rule.window)
-	return sliding.Later(w.used[c].After(since), w.refused[c].After(since))
+	return sliding.Add(w.used[c].After(since), w.refused[c].After(since))
 }
 
 // noteDemand brings usage up to a change of what the class has charged or asked for.
 func (w *Window) noteDemand(c Class) {
 	used := w.used[c].Sum()
-	asked := sliding.Later(used, w.refused[c].Sum())
+	asked := sliding.Add(used, w.refused[c].Sum())
 	w.peaks[c].Note(asked)
 	w.usage.Used[c] = used
 	w.usage.Demand[c] = max(w.usage.Demand[c], asked)
@@ -275,8 +277,8 @@ func (w *Window) admitsAt(c Class, e int64) int64 {
 
 	// Until then all but the pace has been as it was the moment before.
 	u := w.usageAt(first - 1)
-	if w.rule.pace > 1 && w.rule.decideUnpaced(c, e, &u) == ReasonBorrowed {
-		first = min(first, w.used[c].Slows(w.rule.tooFast(c, &u), w.spans))
+	if reason, holdable := w.rule.judge(c, e, &u); reason == ReasonBorrowed && w.rule.pace > 1 {
+		first = min(first, w.used[c].Slows(w.rule.tooFast(holdable), w.spans))
 	}
 	return first
 }
@@ -284,11 +286,11 @@ func (w *Window) admitsAt(c Class, e int64) int64 {
 // admits reports whether the call would be admitted at t, no earlier than now, if nothing happened until then.
 func (w *Window) admits(c Class, e, t int64) bool {
 	u := w.usageAt(t)
-	switch w.rule.decideUnpaced(c, e, &u) {
+	switch reason, holdable := w.rule.judge(c, e, &u); reason {
 	case ReasonOwnShare:
 		return true
 	case ReasonBorrowed:
-		return !w.rule.paced(c, w.used[c].RecentAt(t, w.spans), &u)
+		return !w.rule.paced(w.used[c].RecentAt(t, w.spans), holdable)
 	}
 	return false
 }
@@ -336,7 +338,7 @@ type Limiter interface {
 // cancelled leaks nothing: its estimate counts until it ages out of the window.
 //
 // Settle and Cancel are safe for concurrent use, and of a Grant only the first of them has an effect. The zero Grant
-// is safe to settle and to cancel, to no effect. A Grant must not be copied.
+// is safe to settle and to cancel, which does nothing. A Grant must not be copied.
 type Grant struct {
 	done    atomic.Bool
 	class   Class
@@ -357,8 +359,9 @@ type Settler interface {
 	Cancel()
 }
 
-// NewGrant returns the Grant of an admitted call that is settled with s. A nil s is a Grant to no effect, as a test's
-// fake may want it.
+// NewGrant returns the Grant of an admitted call that is settled with s. A nil s gives a Grant that does nothing, as a
+// test's fake may want it. A *Grant is a Settler itself: a limiter that wraps another returns NewGrant(&grant), for a
+// Grant must not be copied.
 func NewGrant(s Settler) Grant { return Grant{settler: s} }
 
 // Settle replaces the estimate by the tokens that the call really used, as if they had been charged at the instant of
@@ -381,7 +384,7 @@ func (g *Grant) Settle(actualTokens int64) {
 
 // Cancel removes the charge, for a call that was never sent. A call that was sent has used tokens even if it failed or
 // its answer was not read: Settle it, or leave the estimate. So do not defer Cancel: it would refund calls that panic
-// or return early after they were sent.
+// or return early after they were sent. What the call asked for goes on counting as recent demand of its class.
 func (g *Grant) Cancel() {
 	if g.done.Swap(true) {
 		return

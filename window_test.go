@@ -1,8 +1,12 @@
 package quotashare_test
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"math"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -146,37 +150,39 @@ func TestConcurrentCallersShareOneWindow(t *testing.T) {
 }
 
 func TestNothingIsAllocated(t *testing.T) {
-	q := Quota{Tokens: 1 << 40}
+	q := Quota{Tokens: 1_000_000, Floors: ElasticFloors}
 	w, clock := newTestWindow(t, q)
-	full, fullClock := newTestWindow(t, Quota{Tokens: 1000, Floors: NoFloors})
-	for c, share := range (ClassTokens{Interactive: 700, Background: 200, Batch: 100}) {
-		full.TryAcquire(Class(c), share)
+	lender, lenderClock := newTestWindow(t, q)
+	want := func(w *Window, c Class, tokens int64, reason Reason) {
+		grant, d := w.TryAcquire(c, tokens)
+		if d.Reason != reason || d.RetryAfter == 0 && !d.Admitted && !d.Permanent() {
+			t.Fatal(c, tokens, d, w.Usage())
+		}
+		grant.Settle(1)
 	}
-	// Both windows have seen a minute of calls, so that their logs have grown.
-	run := func() {
+	for i := range 200_000 { // until the logs are as long as they get
+		for _, w := range []*Window{w, lender} {
+			w.TryAcquire(Class(i%NumClasses), 10+int64(i%20))
+			w.TryAcquire(Class(i%NumClasses), 200_000)
+		}
 		clock.advance(time.Millisecond)
-		fullClock.advance(time.Microsecond)
-		grant, d := w.TryAcquire(Interactive, 1000)
-		if !d.Admitted {
-			t.Fatal(d)
-		}
-		grant.Settle(500)
-		if _, d = w.TryAcquire(Batch, 1<<39); d.Admitted || d.Permanent() {
-			if !d.Permanent() {
-				t.Fatal(d)
-			}
-		}
-		if _, d = full.TryAcquire(Interactive, 10); d.Admitted || d.RetryAfter == 0 {
-			t.Fatal(d)
-		}
+		lenderClock.advance(time.Millisecond)
 	}
-	for range 120_000 {
-		run()
+	clock.advance(3 * time.Minute)
+	lenderClock.advance(3 * time.Minute)
+	w.TryAcquire(Batch, 50_000)
+	lender.TryAcquire(Batch, 100_000)
+	run := func() {
+		clock.advance(time.Microsecond)
+		want(w, Interactive, 1000, ReasonOwnShare)
+		want(w, Batch, 60_000, ReasonBorrowed)
+		want(w, Batch, 830_000, ReasonReserved)
+		want(w, Batch, 990_000, ReasonTooLarge)
+		want(lender, Batch, 10_000, ReasonPaced)
 	}
 	require.Zero(t, testing.AllocsPerRun(1000, run))
 	u := w.Usage()
 	require.Zero(t, testing.AllocsPerRun(1000, func() { Admit(Interactive, 10, u, q) }))
-	require.Zero(t, testing.AllocsPerRun(1000, func() { w.Usage() }))
 }
 
 func TestMemoryIsBounded(t *testing.T) {
@@ -223,4 +229,21 @@ func TestImportsAreTheStandardLibraryAlone(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "-f", format, ".").CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.Empty(t, strings.TrimSpace(string(out)))
+}
+
+// TestNothingStartsAGoroutine reads the code of the package for go statements.
+func TestNothingStartsAGoroutine(t *testing.T) {
+	for _, name := range []string{".", "internal/sliding"} {
+		files, err := filepath.Glob(filepath.Join(name, "*.go"))
+		require.NoError(t, err)
+		for _, name := range files {
+			file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+			require.NoError(t, err)
+			ast.Inspect(file, func(n ast.Node) bool {
+				_, starts := n.(*ast.GoStmt)
+				require.False(t, starts && !strings.HasSuffix(name, "_test.go"), name)
+				return true
+			})
+		}
+	}
 }

@@ -181,8 +181,8 @@ func (s *story) policies() []policy {
 			"   whoever gets one tries again after 0.5 s, 1 s, 2 s, ... 8 s.",
 		undecided: true,
 	}, {
-		heading: fmt.Sprintf("2. A WINDOW WITH THE DEFAULT FLOORS: %s of the account is always kept free for people, so they\n"+
-			"   never wait for a loan; batch gets at most %s, however quiet it is.",
+		heading: fmt.Sprintf("2. A WINDOW WITH THE DEFAULT FLOORS: %s of the account is always kept free for people, so that\n"+
+			"   no loan is ever in their way; batch gets at most %s, however quiet it is.",
 			quotaPercent(byDefault.Limits(quotashare.Interactive).Floor), quotaPercent(byDefault.Limits(quotashare.Batch).Largest)),
 	}, {
 		heading: fmt.Sprintf("3. A WINDOW WITH ELASTIC FLOORS: %s of the account is kept free beyond what people lately asked\n"+

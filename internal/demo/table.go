@@ -9,6 +9,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"golang.org/x/exp/stats"
+
 	"github.com/quotashare/quotashare"
 	"github.com/quotashare/quotashare/internal/sim"
 )
@@ -27,7 +29,9 @@ func (s *story) tell(out io.Writer, p policy, history *sim.History) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "\n   The people waiting: %s\n", s.people(history))
+	background := history.Report(0, history.Length()).Classes[quotashare.Background]
+	_, err := fmt.Fprintf(out, "\n   The people waiting: %s\n   Of %s background calls %s gave up.\n", s.people(history),
+		count(int64(background.Offered)), count(int64(background.GaveUp)))
 	return err
 }
 
@@ -40,13 +44,22 @@ func writeAct(w io.Writer, name string, r sim.Report) {
 		tokens += c.AdmittedTokens
 		median, most, longest := "-", "-", "-"
 		if len(c.Waits) > 0 {
-			median, most, longest = wait(c.Wait(0.5)), wait(c.Wait(0.99)), wait(c.Wait(1))
+			q := stats.Quantiles(nanoseconds(c.Waits), 0.5, 0.99, 1)
+			median, most, longest = wait(time.Duration(q[0])), wait(time.Duration(q[1])), wait(time.Duration(q[2]))
 		}
 		fmt.Fprintf(w, row, "  "+quotashare.Class(class).String(), millions(c.AdmittedTokens), percent(c.Share),
 			count(int64(c.Offered)), count(int64(c.Refused+c.Dropped)), count(int64(c.GaveUp)), median, most, longest)
 	}
 	fmt.Fprintf(w, "%-18s\t%s\t%s\t   429 from the provider: %s; highest window: %s tokens\n", "  account",
 		millions(tokens), percent(r.Utilisation), count(int64(r.TooMany)), count(r.HighestWindow))
+}
+
+func nanoseconds(waits []time.Duration) []float64 {
+	ns := make([]float64, len(waits))
+	for i, w := range waits {
+		ns[i] = float64(w)
+	}
+	return ns
 }
 
 // people says in a sentence what happened to the interactive calls.

@@ -69,7 +69,7 @@ func (l *Log) Sum() int64 {
 }
 
 // leaves returns the instant at which the i-th oldest charge stops counting.
-func (l *Log) leaves(i int) int64 { return Later(l.buf[l.head+i].at, l.window) }
+func (l *Log) leaves(i int) int64 { return Add(l.buf[l.head+i].at, l.window) }
 
 // Next returns the instant at which the oldest charge stops counting, and math.MaxInt64 for an empty log.
 func (l *Log) Next() int64 {
@@ -91,9 +91,10 @@ func (l *Log) FirstLeaving(limit int64, ok func(at int64) bool) int64 {
 
 // Expire drops what no longer counts at now.
 func (l *Log) Expire(now int64) {
-	for l.head < len(l.buf) && now-l.buf[l.head].at >= l.window {
-		l.before = l.buf[l.head].total
-		l.head++
+	if live := l.live(); len(live) > 0 && now-live[0].at >= l.window {
+		n := search(len(live), func(i int) bool { return now-live[i].at < l.window })
+		l.before = live[n-1].total
+		l.head += n
 	}
 }
 
@@ -154,7 +155,7 @@ func (l *Log) Slows(pace int64, spans []int64) int64 {
 		hi, lo := bits.Mul64(uint64(pace), uint64(k+1))
 		if sum := l.Sum(); hi == 0 && lo <= uint64(sum) {
 			i := search(len(live), func(i int) bool { return uint64(live[i].total-l.before) > uint64(sum)-lo })
-			at = max(at, Later(live[i].at, span))
+			at = max(at, Add(live[i].at, span))
 		}
 	}
 	return at
@@ -255,14 +256,14 @@ func (l *Log) merge() {
 	l.Reset()
 }
 
-func (l *Log) grainEnd(at int64) int64 { return Later(at-at%l.grain, l.grain) }
+func (l *Log) grainEnd(at int64) int64 { return Add(at-at%l.grain, l.grain) }
 
-// Later returns t+d, and math.MaxInt64 where that would overflow. Neither is negative.
-func Later(t, d int64) int64 {
-	if t > math.MaxInt64-d {
+// Add returns a+b, of tokens or of instants, and math.MaxInt64 where that would overflow. Neither is negative.
+func Add(a, b int64) int64 {
+	if a > math.MaxInt64-b {
 		return math.MaxInt64
 	}
-	return t + d
+	return a + b
 }
 
 // Spans returns the lengths of the last 1, 2, ... parts of the window, when it has so many parts in all, rounded down

@@ -160,11 +160,11 @@ func TestSpans(t *testing.T) {
 	require.Equal(t, int64(math.MaxInt64), Spans(math.MaxInt64, MaxParts)[MaxParts-1])
 }
 
-func TestLater(t *testing.T) {
-	require.Equal(t, int64(5), Later(2, 3))
-	require.Equal(t, int64(math.MaxInt64), Later(math.MaxInt64-2, 2))
-	require.Equal(t, int64(math.MaxInt64), Later(math.MaxInt64-2, 3))
-	require.Equal(t, int64(math.MaxInt64), Later(math.MaxInt64, math.MaxInt64))
+func TestAddStopsAtTheLargest(t *testing.T) {
+	require.Equal(t, int64(5), Add(2, 3))
+	require.Equal(t, int64(math.MaxInt64), Add(math.MaxInt64-2, 2))
+	require.Equal(t, int64(math.MaxInt64), Add(math.MaxInt64-2, 3))
+	require.Equal(t, int64(math.MaxInt64), Add(math.MaxInt64, math.MaxInt64))
 }
 
 func TestPeakRemembersOneWindow(t *testing.T) {
