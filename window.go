@@ -33,6 +33,9 @@ type Window struct {
 	used    [NumClasses]sliding.Log
 	refused [NumClasses]sliding.Log // what counts as demand of the calls that were refused
 	peaks   [NumClasses]sliding.Peak
+	queues  [NumClasses]queue
+	waiting int   // in all queues
+	due     int64 // when the first of them may fit; only if some wait
 
 	base  time.Time        // of the monotonic clock
 	clock func() time.Time // nil for the monotonic clock
@@ -41,23 +44,34 @@ type Window struct {
 	turn  int64            // when the next such part begins
 	spans []int64          // of Usage.Recent
 	quota Quota            // with its defaults written out
+	stats [NumClasses]counts
+
+	// Set by NewWindow and never changed.
+	maxWait [NumClasses]time.Duration // negative: no limit
+	shadow  func(*DeniedError)
 }
 
-// An Option changes how NewWindow makes a Window. The zero Option changes nothing.
-type Option struct{ apply func(*Window) }
+// An Option changes how NewWindow makes a Window; if it cannot, NewWindow returns its error. The zero Option changes
+// nothing.
+type Option struct{ apply func(*Window) error }
 
 // WithClock makes the Window read the time from now, for tests and for replays in virtual time; nil is the monotonic
 // clock of the process, as without the option. It is called with the Window's lock held: it must be quick, must not use
-// the Window and must not panic.
+// the Window and must not panic. Acquire sleeps by the real clock all the same: to test it, use testing/synctest and no
+// WithClock.
 //
 // The window's time never runs backwards. A reading that lies back by more than a 600th of the window is a clock that
 // was set: the window's time stands still for that step and goes on from there. One that lies back by less is an old
 // reading that arrives late, and changes nothing.
 func WithClock(now func() time.Time) Option {
-	return Option{func(w *Window) { w.clock = now }}
+	return Option{func(w *Window) error {
+		w.clock = now
+		return nil
+	}}
 }
 
-// NewWindow returns a Window of the quota in which nothing is charged yet. Its error is that of Quota.Validate.
+// NewWindow returns a Window of the quota in which nothing is charged yet. Its error is that of Quota.Validate or of an
+// option.
 //
 // Time is the monotonic clock of the process. Setting the machine's clock changes nothing. While a machine sleeps the
 // monotonic clock may stand still; then charges made before count for what was left of their window, and nobody waits
@@ -67,9 +81,17 @@ func NewWindow(quota Quota, options ...Option) (*Window, error) {
 	if err := w.setRule(quota); err != nil {
 		return nil, err
 	}
+	w.maxWait = [NumClasses]time.Duration{
+		Interactive: 0,
+		Background:  time.Duration(sliding.Add(int64(w.rule.window), int64(w.rule.window))),
+		Batch:       -1,
+	}
 	for _, option := range options {
-		if option.apply != nil {
-			option.apply(w)
+		if option.apply == nil {
+			continue
+		}
+		if err := option.apply(w); err != nil {
+			return nil, err
 		}
 	}
 	if w.clock == nil {
@@ -95,9 +117,9 @@ func (w *Window) Quota() Quota {
 }
 
 // SetQuota puts another quota in force at once. What was charged stays charged, so a quota below what is used admits
-// nothing until enough has left the window, and setting the same one again changes nothing. On an error, which is that
-// of Quota.Validate or says that the length of the window differs, the quota stays as it was: another length needs
-// another Window.
+// nothing until enough has left the window, and setting the same one again changes nothing. Calls that wait in Acquire
+// and fit now are admitted; those that will never fit are refused. On an error, which is that of Quota.Validate or says
+// that the length of the window differs, the quota stays as it was: another length needs another Window.
 func (w *Window) SetQuota(quota Quota) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,7 +129,14 @@ func (w *Window) SetQuota(quota Quota) error {
 	if length := quota.withDefaults().Window; length > 0 && length != w.rule.window {
 		return fmt.Errorf("quotashare: window is %v: want %v, the length that this Window was made with (or make a new Window)", length, w.rule.window)
 	}
-	return w.setRule(quota)
+	if w.waiting > 0 {
+		w.advance()
+	}
+	if err := w.setRule(quota); err != nil {
+		return err
+	}
+	w.requeue()
+	return nil
 }
 
 func (w *Window) setRule(quota Quota) error {
@@ -127,37 +156,47 @@ func (w *Window) setRule(quota Quota) error {
 // If it may, the tokens are charged in the same step, and the Grant settles them later; the Grant of a refusal is zero. A refusal charges nothing, but it counts as demand of the class, so that what was refused within the
 // class's share is held for it, if waiting can help and the call is no larger than the share.
 //
+// Calls of the class that wait in Acquire come first: then the refusal is ReasonQueued, and does not count as demand.
+// But a waiter that is larger than the class's share can be served by a loan alone, so a call within the share passes
+// it.
+//
 // RetryAfter is the time until the same call would be admitted if nothing else happened, and not a nanosecond more
-// where no charges were merged. Background and Batch are told to wait for Backoff at least. A caller who comes
-// back earlier is refused again; one who comes back then may find that others came first, and is told again.
+// where no charges were merged; for ReasonQueued, until it would fit together with those of its class that wait.
+// Background and Batch are told to wait for Backoff at least. A caller who comes back earlier is refused again; one who
+// comes back then may find that others came first, and is told again.
 //
 // It allocates nothing, and costs the same at any rate of calls.
 func (w *Window) TryAcquire(class Class, estTokens int64) (Grant, Decision) {
 	w.mu.Lock()
 	reason := w.decide(class, estTokens)
-	if !reason.admits() {
-		d := Decision{Reason: reason}
-		if !reason.permanent() {
-			d.RetryAfter = w.refuse(class, estTokens)
-		}
+	if reason.admits() {
+		at := w.charge(class, estTokens, reason)
+		w.mu.Unlock()
+		return Grant{window: w, class: class, at: at, tokens: estTokens}, decision(reason)
+	}
+	d := w.refuse(class, estTokens, reason)
+	if w.shadow == nil {
 		w.mu.Unlock()
 		return Grant{}, d
 	}
-	w.used[class].Add(w.now, estTokens)
-	w.noteDemand(class)
-	at := w.now
+	denied := w.denied(class, estTokens, d)
 	w.mu.Unlock()
-	return Grant{window: w, class: class, at: at, tokens: estTokens}, decision(reason)
+	w.shadow(denied)
+	return Grant{}, Decision{Admitted: true, Reason: reason}
 }
 
 // Usage returns who holds what of the quota now.
 func (w *Window) Usage() Usage {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.rule.window == 0 {
-		return Usage{}
+	if w.rule.window > 0 {
+		w.advance()
 	}
-	w.advance()
+	return w.usageNow()
+}
+
+// usageNow returns the usage, to the instant of the last advance.
+func (w *Window) usageNow() Usage {
 	u := w.usage
 	for c := range w.used {
 		u.Recent[c] = w.used[c].Recent(w.now, w.spans)
@@ -165,12 +204,21 @@ func (w *Window) Usage() Usage {
 	return u
 }
 
-// decide brings the window to the present and applies the rule.
+// decide brings the window to the present, and applies the rule to a call that comes now.
 func (w *Window) decide(c Class, e int64) Reason {
 	if w.rule.window == 0 {
 		return ReasonInvalid
 	}
 	w.advance()
+	reason := w.fits(c, e)
+	if w.waiting > 0 && !reason.permanent() {
+		reason = w.behind(c, e, reason)
+	}
+	return reason
+}
+
+// fits applies the rule to the present.
+func (w *Window) fits(c Class, e int64) Reason {
 	reason, holdable := w.rule.judge(c, e, &w.usage)
 	// No pace is above all that is used, so a light borrower need not be asked for its own.
 	if reason == ReasonBorrowed && w.rule.paced(w.usage.Used[c], holdable) &&
@@ -180,13 +228,42 @@ func (w *Window) decide(c Class, e int64) Reason {
 	return reason
 }
 
-// refuse remembers a refusal and returns when to come back.
-func (w *Window) refuse(c Class, e int64) time.Duration {
-	wait := time.Duration(w.admitsAt(c, e) - w.now)
-	if e <= w.rule.share[c] { // a loan is never reserved for
+// charge charges an admitted call and returns the instant.
+func (w *Window) charge(c Class, e int64, reason Reason) (at int64) {
+	w.used[c].Add(w.now, e)
+	w.noteDemand(c)
+	w.stats[c].admit(e, reason)
+	return w.now
+}
+
+// refuse remembers a refusal and returns it, with when to come back.
+func (w *Window) refuse(c Class, e int64, reason Reason) Decision {
+	d := Decision{Reason: reason}
+	if c >= NumClasses || w.rule.window == 0 {
+		return d
+	}
+	w.stats[c].refused[reason]++
+	if reason.permanent() {
+		return d
+	}
+	w.stats[c].refuse(e <= w.rule.share[c]-w.usage.Used[c], float64(w.usage.total())/float64(w.rule.quota))
+	d.RetryAfter = w.retryAfter(c, e, reason)
+	if reason != ReasonQueued && e <= w.rule.share[c] { // a loan is never reserved for
 		w.refused[c].Add(w.now, e)
 		w.noteDemand(c)
 	}
+	return d
+}
+
+// retryAfter returns how long a refused call must wait before it fits.
+func (w *Window) retryAfter(c Class, e int64, reason Reason) time.Duration {
+	at := int64(0)
+	if reason == ReasonQueued {
+		at = w.fitsBehind(c, e)
+	} else {
+		at = w.fitsAt(c, e, true)
+	}
+	wait := time.Duration(at - w.now)
 	if c != Interactive {
 		wait = max(wait, Backoff(c, w.rule.window))
 	}
@@ -206,7 +283,7 @@ func (w *Window) advance() {
 	}
 	for ; w.turn <= w.now; w.turn = sliding.Add(w.turn, w.part) {
 		for c := range w.peaks {
-			w.peaks[c].Turn(w.askedAt(c, w.turn))
+			w.peaks[c].Turn(sliding.Add(w.askedAt(c, w.turn), w.queues[c].asked.tokens()))
 			w.usage.Demand[c] = w.peaks[c].MaxAfter(0)
 		}
 	}
@@ -216,6 +293,12 @@ func (w *Window) advance() {
 		w.refused[c].Expire(w.now)
 		w.changes = min(w.changes, w.used[c].Next(), w.refused[c].Next())
 		w.usage.Used[c] = w.used[c].Sum()
+	}
+	if w.waiting > 0 {
+		if w.now >= w.due {
+			w.serve()
+		}
+		w.changes = min(w.changes, w.due)
 	}
 }
 
@@ -239,7 +322,8 @@ func (w *Window) readClock() int64 {
 	return w.now
 }
 
-// askedAt returns what the class asked for in the window that ends at t: what was charged, and what was refused.
+// askedAt returns what the class asked for in the window that ends at t, but for calls that wait: what was charged, and
+// what was refused.
 func (w *Window) askedAt(c int, t int64) int64 {
 	since := t - int64(w.rule.window)
 	return sliding.Add(w.used[c].After(since), w.refused[c].After(since))
@@ -248,49 +332,52 @@ func (w *Window) askedAt(c int, t int64) int64 {
 // noteDemand brings usage up to a change of what the class has charged or asked for.
 func (w *Window) noteDemand(c Class) {
 	used := w.used[c].Sum()
-	asked := sliding.Add(used, w.refused[c].Sum())
+	asked := sliding.Add(sliding.Add(used, w.refused[c].Sum()), w.queues[c].asked.tokens())
 	w.peaks[c].Note(asked)
 	w.usage.Used[c] = used
 	w.usage.Demand[c] = max(w.usage.Demand[c], asked)
 }
 
-// admitsAt returns the first instant after now at which the rule would admit the call if nothing else happened.
+// fitsAt returns the first instant after now at which the rule would admit the call if nothing else happened; without
+// loan, at which it would within the share.
 //
 // While nothing happens charges only leave, demand is only forgotten, and the room for the call only grows. So a call
 // that is admitted at an instant is admitted at every later one, and a list of instants can be searched by bisection.
 // The rule can change its mind only where a charge leaves the window, where demand is forgotten, or, if pace alone
 // stands in the way, where a charge leaves one of the spans of the pace.
-func (w *Window) admitsAt(c Class, e int64) int64 {
-	admitted := func(t int64) bool { return w.admits(c, e, t) }
+//
+// Calls that wait are left out: as if they went away without a charge.
+func (w *Window) fitsAt(c Class, e int64, loan bool) int64 {
+	fits := func(t int64) bool { return w.willFit(c, e, t, loan) }
 	// Demand is forgotten where a part of the peaks begins. When two windows of them have begun, nothing is remembered.
 	const turns = 2 * sliding.PeakParts
 	first := w.turnAt(turns)
 	for d := range w.used {
-		first = w.used[d].FirstLeaving(first, admitted)
+		first = w.used[d].FirstLeaving(first, fits)
 	}
 	if first > w.turn {
 		before := int((first - 1 - w.turn) / w.part)
-		if admitted(w.turnAt(before)) {
-			first = w.turnAt(sort.Search(before, func(n int) bool { return admitted(w.turnAt(n)) }))
+		if fits(w.turnAt(before)) {
+			first = w.turnAt(sort.Search(before, func(n int) bool { return fits(w.turnAt(n)) }))
 		}
 	}
 
 	// Until then all but the pace has been as it was the moment before.
 	u := w.usageAt(first - 1)
-	if reason, holdable := w.rule.judge(c, e, &u); reason == ReasonBorrowed && w.rule.pace > 1 {
+	if reason, holdable := w.rule.judge(c, e, &u); loan && reason == ReasonBorrowed && w.rule.pace > 1 {
 		first = min(first, w.used[c].Slows(w.rule.tooFast(holdable), w.spans))
 	}
 	return first
 }
 
-// admits reports whether the call would be admitted at t, no earlier than now, if nothing happened until then.
-func (w *Window) admits(c Class, e, t int64) bool {
+// willFit reports whether the call would be admitted at t, no earlier than now, if nothing happened until then.
+func (w *Window) willFit(c Class, e, t int64, loan bool) bool {
 	u := w.usageAt(t)
 	switch reason, holdable := w.rule.judge(c, e, &u); reason {
 	case ReasonOwnShare:
 		return true
 	case ReasonBorrowed:
-		return !w.rule.paced(w.used[c].RecentAt(t, w.spans), holdable)
+		return loan && !w.rule.paced(w.used[c].RecentAt(t, w.spans), holdable)
 	}
 	return false
 }
@@ -330,9 +417,12 @@ func (w *Window) turnAt(n int) int64 {
 // A Limiter admits calls: a *Window, a window that many replicas share, or a test's fake. It is what code should ask
 // for that guards calls.
 type Limiter interface {
-	// Acquire waits, as the class does, until the call is admitted and charged, or returns an error.
+	// Acquire waits, as the class does, until the call is admitted and charged. Its error is a *DeniedError, or says
+	// why the limiter could not decide.
 	Acquire(ctx context.Context, class Class, estTokens int64) (Grant, error)
 }
+
+var _ Limiter = (*Window)(nil)
 
 // A Grant is an admitted call. When the call is over, Settle it with what it used. A Grant that is neither settled nor
 // cancelled leaks nothing: its estimate counts until it ages out of the window.
@@ -378,7 +468,7 @@ func (g *Grant) Settle(actualTokens int64) {
 	case g.settler != nil:
 		g.settler.Settle(actualTokens)
 	case g.window != nil && actualTokens >= 0:
-		g.window.replace(g.class, g.at, g.tokens, actualTokens)
+		g.window.settle(g.class, g.at, g.tokens, actualTokens, false)
 	}
 }
 
@@ -393,17 +483,22 @@ func (g *Grant) Cancel() {
 	case g.settler != nil:
 		g.settler.Cancel()
 	case g.window != nil:
-		g.window.replace(g.class, g.at, g.tokens, 0)
+		g.window.settle(g.class, g.at, g.tokens, 0, true)
 	}
 }
 
-// replace changes a charge if it still counts.
-func (w *Window) replace(c Class, at, from, to int64) {
+// settle changes a charge if it still counts, and offers the room that this makes to those who wait.
+func (w *Window) settle(c Class, at, from, to int64, cancelled bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.advance()
-	if w.now-at < int64(w.rule.window) {
-		w.used[c].Replace(at, from, to)
-		w.noteDemand(c)
+	w.stats[c].settle(from, to, cancelled)
+	if w.now-at >= int64(w.rule.window) {
+		return
+	}
+	w.used[c].Replace(at, from, to)
+	w.noteDemand(c)
+	if to < from && w.waiting > 0 {
+		w.serve()
 	}
 }

@@ -274,13 +274,20 @@ func (o *oracle) cancel(reading time.Time, c *oracleCharge) { o.settle(reading, 
 // untilAdmitted tries every future instant at which anything changes, until the class may have the tokens. It returns
 // -1, which no Window says, if that never happens.
 func (o *oracle) untilAdmitted(class quotashare.Class, tokens int64) time.Duration {
+	return o.until(class, tokens, func(reason quotashare.Reason) bool {
+		return reason == quotashare.ReasonOwnShare || reason == quotashare.ReasonBorrowed
+	})
+}
+
+// until is untilAdmitted for any reason.
+func (o *oracle) until(class quotashare.Class, tokens int64, wanted func(quotashare.Reason) bool) time.Duration {
 	later := *o
 	later.charges = slices.Clone(o.charges)
 	later.refusals = slices.Clone(o.refusals)
 	later.peaks = maps.Clone(o.peaks)
 	for _, instant := range o.changes() {
 		later.advance(instant)
-		if admitted, _ := later.rule(class, tokens); admitted {
+		if _, reason := later.rule(class, tokens); wanted(reason) {
 			return instant - o.now
 		}
 	}

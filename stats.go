@@ -1,0 +1,172 @@
+package quotashare
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/quotashare/quotashare/internal/sliding"
+)
+
+// Stats is a snapshot of a Window: the account now, and what was decided since the Window was made. Tokens are tokens
+// of the quota.
+type Stats struct {
+	Used    int64 // tokens in the window now, of all classes and Others
+	Others  int64 // of these, what others hold on the same account
+	Quota   int64 // tokens that the quota allows in one window
+	Classes [NumClasses]ClassStats
+}
+
+// ClassStats is the part of one class. Counts and sums are since the Window was made and never fall.
+type ClassStats struct {
+	Used  int64 // tokens in the window now
+	Share int64 // tokens that the class may always claim
+	Held  int64 // tokens kept for it now, used ones included: its recent demand and its floor, up to its share
+
+	Admitted uint64             // calls
+	Borrowed uint64             // of these, above the share
+	Refused  [NumReasons]uint64 // calls by Reason; in a shadow Window, those that would have been refused
+
+	// RefusedWithinShare counts those of Refused that waiting could help and that the class's share had room for.
+	RefusedWithinShare uint64
+
+	// FillAtRefusal is how full the window was, on average, when a call of the class was refused that waiting could
+	// help: 0.4 is 40 % of the quota. It is 0 if there was none.
+	FillAtRefusal float64
+
+	EstimatedTokens int64 // of the calls admitted
+	SettledTokens   int64 // what Settle was told, late or not; a use that is not known is left out
+	CancelledTokens int64 // estimates of the calls cancelled
+
+	Waiting        int           // calls that wait in Acquire now
+	WaitsAdmitted  uint64        // waits that ended in an admission
+	WaitsCancelled uint64        // waits that the context ended
+	WaitsExpired   uint64        // waits that the longest wait of the class ended
+	WaitTime       time.Duration // of all waits that have ended
+}
+
+// Stats returns a snapshot, all of one instant. For the zero Window it is zero.
+func (w *Window) Stats() Stats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.rule.window == 0 {
+		return Stats{}
+	}
+	w.advance()
+	held := w.rule.held(&w.usage)
+	s := Stats{Used: w.usage.total(), Others: w.usage.Others, Quota: w.rule.quota}
+	for c := range s.Classes {
+		n, q := &w.stats[c], &w.queues[c]
+		s.Classes[c] = ClassStats{
+			Used: w.usage.Used[c], Share: w.rule.share[c], Held: held[c],
+			Admitted: n.admitted, Borrowed: n.borrowed, Refused: n.refused, RefusedWithinShare: n.withinShare,
+			EstimatedTokens: n.estimated, SettledTokens: n.settled, CancelledTokens: n.cancelled,
+			Waiting:       q.within.Len() + q.above.Len(),
+			WaitsAdmitted: n.waitsAdmitted, WaitsCancelled: n.waitsCancelled, WaitsExpired: n.waitsExpired, WaitTime: n.waited,
+		}
+		if refused := s.Classes[c].refused(); refused > 0 {
+			s.Classes[c].FillAtRefusal = n.fill / float64(refused)
+		}
+	}
+	return s
+}
+
+// refused returns the refusals that waiting could help.
+func (c *ClassStats) refused() (calls uint64) {
+	for reason, n := range c.Refused {
+		if !Reason(reason).permanent() {
+			calls += n
+		}
+	}
+	return calls
+}
+
+// Advice says in words what the numbers of a class mean, one sentence a class, and nothing for a class that does well.
+// Calls are those that waiting could help, and the rule is:
+//
+//   - Fewer than 1 of 100 calls refused: nothing.
+//   - Refused while the window was below 40 % full on average: the class has the wrong share (or ceiling, or the others
+//     have the wrong floors); the quota is not too small.
+//   - Refused while it was at least 90 % full on average, and at least half of the time within its share: the quota is too
+//     small for what is asked. That a class is refused above its share in a full window is how shares work, and is no
+//     advice.
+func (s Stats) Advice() []string {
+	var advice []string
+	for class := range Class(NumClasses) {
+		c := &s.Classes[class]
+		refused := c.refused()
+		calls := c.Admitted + refused
+		if refused == 0 || refused*100 < calls {
+			continue
+		}
+		told := fmt.Sprintf("%v was refused %d of %d calls while the window was %.0f %% full on average",
+			class, refused, calls, 100*c.FillAtRefusal)
+		switch {
+		case c.FillAtRefusal < 0.4:
+			advice = append(advice, told+": its share is wrong, the quota is not too small; "+c.remedy())
+		case c.FillAtRefusal >= 0.9 && 2*c.RefusedWithinShare >= refused:
+			advice = append(advice, told+": the quota is too small for what is asked; raise it, or move work elsewhere")
+		}
+	}
+	return advice
+}
+
+// remedy says what to change for a class that is refused in a window that is far from full.
+func (c *ClassStats) remedy() string {
+	most := ReasonQuotaFull
+	for reason, n := range c.Refused {
+		if !Reason(reason).permanent() && n > c.Refused[most] {
+			most = Reason(reason)
+		}
+	}
+	switch most {
+	case ReasonCapped:
+		return "raise its ceiling"
+	case ReasonPaced:
+		return "raise its share, so that it need not borrow"
+	}
+	return "raise its share, or lower the floors of the others"
+}
+
+// counts is what a Window counts for a class.
+type counts struct {
+	admitted, borrowed                          uint64
+	refused                                     [NumReasons]uint64
+	withinShare                                 uint64
+	fill                                        float64 // sum, over refusals that waiting can help, of how full the window was
+	estimated, settled, cancelled               int64
+	waitsAdmitted, waitsCancelled, waitsExpired uint64
+	waited                                      time.Duration
+}
+
+func (n *counts) admit(tokens int64, reason Reason) {
+	n.admitted++
+	if reason == ReasonBorrowed {
+		n.borrowed++
+	}
+	n.estimated = sliding.Add(n.estimated, tokens)
+}
+
+// refuse counts a refusal that waiting can help.
+func (n *counts) refuse(withinShare bool, fill float64) {
+	if withinShare {
+		n.withinShare++
+	}
+	n.fill += fill
+}
+
+func (n *counts) settle(estimated, actual int64, cancelled bool) {
+	if cancelled {
+		n.cancelled = sliding.Add(n.cancelled, estimated)
+	} else {
+		n.settled = sliding.Add(n.settled, actual)
+	}
+}
+
+// total returns all tokens in the window.
+func (u *Usage) total() int64 {
+	total := u.Others
+	for _, used := range u.Used {
+		total = sliding.Add(total, used)
+	}
+	return total
+}
