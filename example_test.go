@@ -2,7 +2,14 @@ package quotashare_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"sync"
 	"time"
 
 	"github.com/quotashare/quotashare"
@@ -198,4 +205,158 @@ func ExampleWithClock() {
 	// Output:
 	// quota_full 15s
 	// own_share
+}
+
+// A worker pool for each class: before each call a worker waits, as its class does, until the call is admitted. A large
+// pool takes nothing from the others, for it is the quota that is shared and not the workers.
+func ExampleWindow_Acquire_workerPool() {
+	window, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 2_000_000})
+	var workers sync.WaitGroup
+	pool := func(ctx context.Context, size int) chan<- string {
+		prompts := make(chan string)
+		for range size {
+			workers.Go(func() {
+				for prompt := range prompts {
+					grant, err := window.Acquire(ctx, quotashare.ClassFrom(ctx), 1_200)
+					if err != nil {
+						fmt.Println("to be done later:", prompt, err)
+						continue
+					}
+					if used, err := callModel(ctx, prompt); err == nil {
+						grant.Settle(used)
+					}
+				}
+			})
+		}
+		return prompts
+	}
+	enrichment := pool(quotashare.WithSource(context.Background(), quotashare.SourceScheduler), 2)
+	evals := pool(quotashare.WithSource(context.Background(), quotashare.SourceEval), 50)
+
+	for range 10 {
+		enrichment <- "Which products does this ticket name?"
+	}
+	for range 100 {
+		evals <- "Answer as if you were the agent."
+	}
+	close(enrichment)
+	close(evals)
+	workers.Wait()
+	for class, stats := range window.Stats().Classes {
+		fmt.Println(quotashare.Class(class), stats.Admitted, "calls,", stats.SettledTokens, "tokens")
+	}
+	// Output:
+	// interactive 0 calls, 0 tokens
+	// background 10 calls, 8500 tokens
+	// batch 100 calls, 85000 tokens
+}
+
+// An HTTP handler: whoever is refused is told when to come back, and what no wait can help is told apart.
+func Example_httpHandler() {
+	window, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 100_000})
+	handler := func(w http.ResponseWriter, r *http.Request) {
+		ctx := quotashare.WithSource(r.Context(), quotashare.SourceAPI)
+		prompt := r.FormValue("prompt")
+		estimate := int64(1_000 + len(prompt)/4) // the longest answer and the prompt
+		grant, decision := window.TryAcquire(quotashare.ClassFrom(ctx), estimate)
+		switch {
+		case decision.Permanent():
+			http.Error(w, "the prompt is too long", http.StatusRequestEntityTooLarge)
+			return
+		case !decision.Admitted:
+			w.Header().Set("Retry-After", strconv.FormatInt(decision.RetryAfterSeconds(), 10))
+			http.Error(w, "too many people ask", http.StatusTooManyRequests)
+			return
+		}
+		if used, err := callModel(ctx, prompt); err == nil {
+			grant.Settle(used)
+		}
+	}
+
+	ask := func(length int) {
+		response := httptest.NewRecorder()
+		request := httptest.NewRequest(http.MethodPost, "/", nil)
+		request.Form = map[string][]string{"prompt": {string(make([]byte, length))}}
+		handler(response, request)
+		fmt.Printf("%d, Retry-After: %q\n", response.Code, response.Header().Get("Retry-After"))
+	}
+	ask(400)
+	window.TryAcquire(quotashare.Interactive, 69_000) // many others ask
+	ask(400)
+	ask(400_000)
+	// Output:
+	// 200, Retry-After: ""
+	// 429, Retry-After: "45"
+	// 413, Retry-After: ""
+}
+
+// A graceful shutdown: when the context is cancelled, calls that wait leave, and take nothing with them. Calls in
+// flight go on and are settled.
+func ExampleWindow_Acquire_shutdown() {
+	window, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 1_000})
+	ctx, stop := context.WithCancel(context.Background()) // in a service: signal.NotifyContext
+
+	inFlight, _ := window.Acquire(ctx, quotashare.Batch, 100)
+	var waiting sync.WaitGroup
+	for range 3 {
+		waiting.Go(func() {
+			_, err := window.Acquire(ctx, quotashare.Batch, 150) // more than batch may hold beside the first
+			fmt.Println("sent:", err == nil, "- because of the shutdown:", errors.Is(err, context.Canceled))
+		})
+	}
+
+	stop()
+	waiting.Wait()
+	inFlight.Settle(80) // its answer has come meanwhile
+	fmt.Println(window.Usage().Used[quotashare.Batch], "tokens used")
+	// Output:
+	// sent: false - because of the shutdown: true
+	// sent: false - because of the shutdown: true
+	// sent: false - because of the shutdown: true
+	// 80 tokens used
+}
+
+// Log a refusal: to log/slog the error is a group.
+func ExampleDeniedError_LogValue() {
+	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{} // so that the output is always the same
+			}
+			return a
+		},
+	}))
+	clock := func() time.Time { return time.Date(2026, 1, 1, 2, 0, 0, 0, time.UTC) }
+	window, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 1_000}, quotashare.WithClock(clock))
+
+	for _, tokens := range []int64{600, 300, 900} {
+		if _, err := window.Acquire(context.Background(), quotashare.Interactive, tokens); err != nil {
+			logger.Warn("not admitted", "err", err)
+		}
+	}
+	// Output:
+	// level=WARN msg="not admitted" err.class=interactive err.tokens=300 err.reason=reserved err.retry_after=1m0s
+	// level=WARN msg="not admitted" err.class=interactive err.tokens=900 err.reason=too_large err.retry_after=0s
+}
+
+// Try shares before they are trusted: a shadow Window admits everything, and tells what it would refuse.
+func ExampleWithShadow() {
+	wouldRefuse := func(d *quotashare.DeniedError) { // in a service: log it
+		fmt.Println("would refuse:", d.Class, d.Decision.Reason)
+	}
+	window, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 1_000}, quotashare.WithShadow(wouldRefuse))
+
+	for range 5 {
+		grant, err := window.Acquire(context.Background(), quotashare.Batch, 40) // never waits, and the error is nil
+		if err != nil {
+			panic(err)
+		}
+		grant.Settle(30)
+	}
+	batch := window.Stats().Classes[quotashare.Batch]
+	fmt.Println(batch.Admitted, "within the rule, and", batch.Refused[quotashare.ReasonPaced], "borrow too fast")
+	// Output:
+	// would refuse: batch paced
+	// would refuse: batch paced
+	// 3 within the rule, and 2 borrow too fast
 }

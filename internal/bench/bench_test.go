@@ -5,7 +5,10 @@
 package bench
 
 import (
+	"context"
 	"fmt"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -244,4 +247,96 @@ func BenchmarkFloor(b *testing.B) {
 			_ = time.Now()
 		}
 	})
+}
+
+// BenchmarkAcquire sets Acquire that need not wait beside TryAcquire.
+func BenchmarkAcquire(b *testing.B) {
+	try, acquire := newWindow(b, quotashare.Quota{Tokens: plenty}), newWindow(b, quotashare.Quota{Tokens: plenty})
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	compare(b,
+		limiter{"try", func() bool {
+			_, d := try.TryAcquire(interactive, 10)
+			return d.Admitted
+		}},
+		limiter{"acquire", func() bool {
+			_, err := acquire.Acquire(ctx, interactive, 10)
+			return err == nil
+		}},
+	)
+}
+
+// BenchmarkQueuedWait hands the room for one call from one caller to the next: each waits for the one before to be
+// cancelled. A timer alone is 3 allocations.
+func BenchmarkQueuedWait(b *testing.B) {
+	for _, waiters := range []int{10, 1000, 100_000} {
+		b.Run(fmt.Sprintf("waiters=%d", waiters), func(b *testing.B) {
+			window := newWindow(b, quotashare.Quota{
+				Tokens: 10, Window: 24 * time.Hour, Shares: quotashare.Fractions{batch: 1}, Floors: quotashare.NoFloors,
+			})
+			first, d := window.TryAcquire(batch, 10)
+			if !d.Admitted {
+				b.Fatal(d)
+			}
+			admitted := make(chan struct{})
+			ctx, cancel := context.WithCancel(b.Context())
+			var all sync.WaitGroup
+			call := func() {
+				if grant, err := window.Acquire(ctx, batch, 10); err == nil {
+					admitted <- struct{}{}
+					grant.Cancel()
+				}
+			}
+			for range waiters {
+				all.Go(call)
+			}
+			for window.Stats().Classes[batch].Waiting < waiters {
+				runtime.Gosched()
+			}
+			first.Cancel()
+			b.ReportAllocs()
+			for b.Loop() {
+				all.Go(call) // so that as many go on waiting
+				<-admitted
+			}
+			cancel()
+			go func() {
+				all.Wait()
+				close(admitted)
+			}()
+			for range admitted {
+			}
+		})
+	}
+}
+
+// BenchmarkStats sets TryAcquire beside itself while somebody takes a snapshot after every thousandth call, which is far
+// more often than anybody scrapes.
+func BenchmarkStats(b *testing.B) {
+	window := newWindow(b, quotashare.Quota{Tokens: plenty})
+	watched := newWindow(b, quotashare.Quota{Tokens: plenty})
+	calls := 0
+	try := func(w *quotashare.Window) bool {
+		_, d := w.TryAcquire(interactive, 10)
+		return d.Admitted
+	}
+	for _, l := range []limiter{
+		{"stats", func() bool { return window.Stats().Quota == plenty }},
+		{"try", func() bool { return try(window) }},
+		{"try_watched", func() bool {
+			if calls++; calls%1000 == 0 && watched.Stats().Quota != plenty {
+				return false
+			}
+			return try(watched)
+		}},
+	} {
+		b.Run(l.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if !l.call() {
+					b.Fatal("not the answer that is measured")
+				}
+			}
+		})
+	}
 }
