@@ -417,9 +417,12 @@ func (w *Window) wait(ctx context.Context, one *waiter) error {
 // leave ends a wait without a decision.
 func (w *Window) leave(one *waiter, cause error) *DeniedError {
 	c := one.class
+	first, passing := w.queues[c].next()
 	w.queues[c].remove(one)
 	w.waiting--
-	w.serve() // somebody else's turn may have come
+	if one == first || one == passing {
+		w.serve() // it is somebody else's turn
+	}
 	if cause != nil {
 		w.stats[c].waitsCancelled++
 	} else {
