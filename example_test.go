@@ -163,6 +163,47 @@ func ExampleNewWindow_twoLimits() {
 	// 7 calls, 5950 tokens
 }
 
+// A twoLimits is a Limiter over an account that counts tokens and requests.
+type twoLimits struct{ tokens, requests *quotashare.Window }
+
+func (l twoLimits) Acquire(ctx context.Context, class quotashare.Class, estimate int64) (quotashare.Grant, error) {
+	request, err := l.requests.Acquire(ctx, class, 1)
+	if err != nil {
+		return quotashare.Grant{}, err
+	}
+	grant, err := l.tokens.Acquire(ctx, class, estimate)
+	if err != nil {
+		request.Cancel()
+		return quotashare.Grant{}, err
+	}
+	return quotashare.NewGrant(call{&grant, &request}), nil
+}
+
+// A call is what a twoLimits knows of a call that it admitted.
+type call struct{ tokens, request *quotashare.Grant }
+
+func (c call) Settle(actualTokens int64) { c.tokens.Settle(actualTokens) }
+
+func (c call) Cancel() {
+	c.tokens.Cancel()
+	c.request.Cancel()
+}
+
+// A Limiter of your own: what it knows of a call, it puts into the Grant.
+func ExampleNewGrant() {
+	tokens, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 1_000_000})
+	requests, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 10}) // counts requests
+	var limiter quotashare.Limiter = twoLimits{tokens, requests}
+
+	sent, _ := limiter.Acquire(context.Background(), quotashare.Interactive, 1_000)
+	sent.Settle(850)
+	unsent, _ := limiter.Acquire(context.Background(), quotashare.Interactive, 1_000)
+	unsent.Cancel()
+	fmt.Println(tokens.Usage().Used[quotashare.Interactive], "tokens,", requests.Usage().Used[quotashare.Interactive], "request")
+	// Output:
+	// 850 tokens, 1 request
+}
+
 // Check a share table in a unit test: what each class is sure of, and what it may borrow.
 func ExampleQuota_Limits() {
 	quota := quotashare.Quota{Tokens: 1_000_000, Floors: quotashare.ElasticFloors}
