@@ -285,9 +285,9 @@ type Usage struct {
 	// Used is the tokens charged to each class that are still inside the window.
 	Used ClassTokens
 
-	// Recent is the pace of each class's charges, by which borrowing is spread (Quota.Pace): the largest of the tokens charged in the last Window/Pace, half of
-	// those in the last 2 Window/Pace, a third of those in the last 3, and so on down to a Pace-th of those in the whole
-	// Window, each rounded down.
+	// Recent is the pace of each class's charges, by which borrowing is spread (Quota.Pace): the largest of the tokens
+	// charged in the last Window/Pace, half of those in the last 2 Window/Pace, a third of those in the last 3, and so on
+	// down to a Pace-th of those in the whole Window, each rounded down.
 	Recent ClassTokens
 
 	// Demand is the most that each class lately asked for in one window, refused calls included. It is what is held

@@ -86,9 +86,9 @@ func (c *ClassStats) refused() (calls uint64) {
 //   - Fewer than 1 of 100 calls refused: nothing.
 //   - Refused while the window was below 40 % full on average: the class has the wrong share (or ceiling, or the others
 //     have the wrong floors); the quota is not too small.
-//   - Refused while it was at least 90 % full on average, and at least half of the time within its share: the quota is too
-//     small for what is asked. That a class is refused above its share in a full window is how shares work, and is no
-//     advice.
+//   - Refused while it was at least 90 % full on average, and at least half of the time within its share: the quota is
+//     too small for what is asked. That a class is refused above its share in a full window is how shares work, and is
+//     no advice.
 func (s Stats) Advice() []string {
 	var advice []string
 	for class := range Class(NumClasses) {

@@ -153,8 +153,9 @@ func (w *Window) setRule(quota Quota) error {
 }
 
 // TryAcquire decides by the rule of Admit whether a call of the class, estimated at so many tokens, may be made now.
-// If it may, the tokens are charged in the same step, and the Grant settles them later; the Grant of a refusal is zero. A refusal charges nothing, but it counts as demand of the class, so that what was refused within the
-// class's share is held for it, if waiting can help and the call is no larger than the share.
+// If it may, the tokens are charged in the same step, and the Grant settles them later; the Grant of a refusal is zero.
+// A refusal charges nothing, but it counts as demand of the class, so that what was refused within the class's share is
+// held for it, if waiting can help and the call is no larger than the share.
 //
 // Calls of the class that wait in Acquire come first: then the refusal is ReasonQueued, and does not count as demand.
 // But a waiter that is larger than the class's share can be served by a loan alone, so a call within the share passes
