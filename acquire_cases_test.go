@@ -143,6 +143,13 @@ func classQuota(class Class, tokens int64) Quota {
 	return quota
 }
 
+func wantLargest(tokens int64) string {
+	if tokens == 0 {
+		return "leaves nothing for the class"
+	}
+	return fmt.Sprintf("possible is %d tokens", tokens)
+}
+
 // Case 40: a call that is larger than its class is ever admitted is told so at once, in an idle window and in a full
 // one, however long it was ready to wait. The largest call possible is not told so: it waits like any other.
 func TestACallThatCanNeverFitDoesNotWait(t *testing.T) {
@@ -176,7 +183,7 @@ func TestACallThatCanNeverFitDoesNotWait(t *testing.T) {
 							require.Equal(t, Decision{Reason: ReasonTooLarge}, denied.Decision)
 							require.True(t, denied.Decision.Permanent())
 							require.NoError(t, denied.Unwrap(), "no context ended it")
-							require.ErrorContains(t, denied, fmt.Sprintf("above %d tokens", largest))
+							require.ErrorContains(t, denied, wantLargest(largest))
 							require.Equal(t, tokensOf(other, used), denied.Usage.Used)
 							require.Equal(t, tokensOf(other, used), w.Usage().Used)
 							require.Zero(t, w.Usage().Demand[class], "nothing is held for a call that cannot come")
@@ -824,13 +831,19 @@ func TestADeadlineSoonerThanTheWaitIsWaitedFor(t *testing.T) {
 				defer cancel()
 				call := w.acquire(ctx, Interactive, 60)
 				w.at(time.Minute)
-				call.admittedAt(time.Minute)
-				w.used(60)
+				if call.err == nil {
+					call.admittedAt(time.Minute)
+					w.used(60)
+				} else {
+					require.ErrorIs(t, call.deniedAt(time.Minute), context.DeadlineExceeded)
+					w.used(0)
+				}
 			})
 		}
 	})
 
-	// By the window's clock it may be time already when a context ends whose deadline is before.
+	// By the window's clock it may be time already when a context ends whose deadline is before. Who is woken by the end of
+	// its context takes nothing: the call would not be made.
 	t.Run("room has come by the deadline", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var ahead atomic.Int64
@@ -842,8 +855,8 @@ func TestADeadlineSoonerThanTheWaitIsWaitedFor(t *testing.T) {
 			call := w.acquire(ctx, Interactive, 60)
 			ahead.Store(1)
 			w.at(time.Minute - 1)
-			call.admittedAt(time.Minute - 1)
-			w.used(60)
+			require.ErrorIs(t, call.deniedAt(time.Minute-1), context.DeadlineExceeded)
+			w.used(0)
 			w.waiting(Interactive, 0)
 		})
 	})

@@ -333,6 +333,8 @@ func (s *waitSim) arrive(call *waitCall) {
 	case permanent || call.try || s.script.maxWait[call.class] == 0:
 		s.refuse(call, reason)
 	default:
+		s.stats(call).Waits[reason]++
+		s.holdUp(call, reason)
 		s.waiting[call.class] = append(s.waiting[call.class], call)
 		if wait := s.script.maxWait[call.class]; wait > 0 {
 			s.expect(s.now+wait, "leaving", func() { s.giveUp(call, "") })
@@ -379,14 +381,19 @@ func (s *waitSim) settle(c *oracleCharge, actual int64) {
 	}
 }
 
+// holdUp counts a call that is refused or has to wait.
+func (s *waitSim) holdUp(call *waitCall, reason Reason) {
+	if reason != ReasonQueued && call.tokens <= s.limits[call.class].Share-s.used(call.class) {
+		s.stats(call).HeldUpWithinShare++
+	}
+}
+
 // refuse refuses a call that does not wait. It counts as demand as long as it is within the share and nobody is ahead.
 func (s *waitSim) refuse(call *waitCall, reason Reason) {
 	s.stats(call).Refused[reason]++
 	d := Decision{Reason: reason}
 	if reason != ReasonTooLarge && reason != ReasonInvalid {
-		if call.tokens <= s.limits[call.class].Share-s.used(call.class) {
-			s.stats(call).RefusedWithinShare++
-		}
+		s.holdUp(call, reason)
 		d.RetryAfter = s.hint(call.class, call.tokens, reason)
 		if reason != ReasonQueued && call.tokens <= s.limits[call.class].Share {
 			s.refusals = append(s.refusals, oracleRefusal{s.now, call.class, call.tokens})
@@ -442,7 +449,7 @@ func (s *waitSim) changeQuota(quota Quota) {
 	s.note()
 	s.serve()
 	for _, call := range tooLarge {
-		s.stats(call).Refused[ReasonTooLarge]++
+		s.stats(call).WaitsRefused++
 		s.end(call, Decision{Reason: ReasonTooLarge}, "")
 		s.seen["made too large"]++
 	}
@@ -1047,7 +1054,7 @@ func TestStress(t *testing.T) {
 			for class, stats := range counted {
 				require.Zero(t, stats.Waiting)
 				require.Positive(t, stats.Admitted)
-				require.Positive(t, stats.Refused[ReasonTooLarge])
+				require.Positive(t, stats.Refused[ReasonTooLarge]+stats.WaitsRefused)
 				require.Equal(t, class != int(Interactive), stats.WaitsCancelled > 0)
 				require.Equal(t, class == int(Background), stats.WaitsExpired > 0)
 			}
@@ -1191,9 +1198,11 @@ func stressCounts(w *Window, callers []*stressCaller) (want [NumClasses]ClassSta
 	got := w.Stats().Classes
 	for class := range got {
 		stats := &got[class]
-		// The callers do not know this.
-		stats.Share, stats.Held, stats.FillAtRefusal, stats.RefusedWithinShare = 0, 0, 0, 0
-		stats.Borrowed, stats.WaitsAdmitted, stats.WaitTime = 0, 0, 0
+		// The callers do not know this, nor whether they waited before they were refused for good.
+		stats.Share, stats.Held, stats.FillAtRefusal, stats.HeldUpWithinShare = 0, 0, 0, 0
+		stats.Borrowed, stats.Waits, stats.WaitsAdmitted, stats.WaitTime = 0, [NumReasons]uint64{}, 0, 0
+		stats.Refused[ReasonTooLarge] += stats.WaitsRefused
+		stats.WaitsRefused = 0
 	}
 	return want, gocmp.Diff(want, got)
 }

@@ -49,23 +49,28 @@ type DeniedError struct {
 	cause error
 }
 
-// Error says who was refused what and why, when to come back, and who holds what; for ReasonTooLarge, the largest call
-// possible.
+// Error says who was refused what and why, when to come back (rounded up to a millisecond), and who holds what; for a
+// call that is never admitted, what would be.
 func (e *DeniedError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "quotashare: %v call of %d tokens not admitted", e.Class, e.Tokens)
-	if e.Decision.Reason != ReasonNone {
-		fmt.Fprintf(&b, ": %v", e.Decision.Reason)
-	}
-	switch {
-	case e.Decision.Reason == ReasonTooLarge:
-		fmt.Fprintf(&b, ": no %v call above %d tokens ever is", e.Class, e.Quota.Limits(e.Class).Largest)
-	case e.Decision.RetryAfter > 0:
-		fmt.Fprintf(&b, ", retry after %v: of %d tokens", e.Decision.RetryAfter, e.Quota.Tokens)
+	switch d := e.Decision; {
+	case d.Reason == ReasonInvalid:
+		b.WriteString(": invalid: want at least 1 token, a known class and a Window that NewWindow made")
+	case d.Reason == ReasonTooLarge && e.Quota.Limits(e.Class).Largest == 0:
+		b.WriteString(": too_large: the quota leaves nothing for the class")
+	case d.Reason == ReasonTooLarge:
+		fmt.Fprintf(&b, ": too_large: the largest %v call possible is %d tokens", e.Class, e.Quota.Limits(e.Class).Largest)
+	case d.Reason != ReasonNone:
+		wait := d.RetryAfter.Truncate(time.Millisecond)
+		if wait < d.RetryAfter {
+			wait += time.Millisecond
+		}
+		fmt.Fprintf(&b, ": %v, retry after %v (of %d tokens:", d.Reason, wait, e.Quota.Tokens)
 		for c, used := range e.Usage.Used {
 			fmt.Fprintf(&b, " %v holds %d,", Class(c), used)
 		}
-		fmt.Fprintf(&b, " others %d", e.Usage.Others)
+		fmt.Fprintf(&b, " others %d)", e.Usage.Others)
 	}
 	if e.cause != nil {
 		fmt.Fprintf(&b, ": %v", e.cause)
@@ -76,13 +81,16 @@ func (e *DeniedError) Error() string {
 // Unwrap returns what ended the wait: the context's error, or nil if it was the decision.
 func (e *DeniedError) Unwrap() error { return e.cause }
 
-// LogValue returns the class, the tokens, the reason and when to come back as a group, and the cause if there is one.
+// LogValue returns a group: the class, the tokens and the reason, when to come back if that can help, and the cause if
+// there is one.
 func (e *DeniedError) LogValue() slog.Value {
 	attrs := []slog.Attr{
 		slog.String("class", e.Class.String()),
 		slog.Int64("tokens", e.Tokens),
 		slog.String("reason", e.Decision.Reason.String()),
-		slog.Duration("retry_after", e.Decision.RetryAfter),
+	}
+	if e.Decision.RetryAfter > 0 {
+		attrs = append(attrs, slog.Duration("retry_after", e.Decision.RetryAfter))
 	}
 	if e.cause != nil {
 		attrs = append(attrs, slog.String("cause", e.cause.Error()))
@@ -90,8 +98,8 @@ func (e *DeniedError) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// WithMaxWait sets how long Acquire waits for calls of the class to fit: 0 not at all, negative without limit. Without
-// it Interactive is refused at once, Background waits for two Windows and Batch without limit.
+// WithMaxWait sets how long Acquire waits, by the real clock, for calls of the class to fit: 0 not at all, negative
+// without limit. Without it Interactive is refused at once, Background waits for two Windows and Batch without limit.
 func WithMaxWait(class Class, d time.Duration) Option {
 	return Option{func(w *Window) error {
 		if class >= NumClasses {
@@ -104,7 +112,8 @@ func WithMaxWait(class Class, d time.Duration) Option {
 
 // WithShadow makes a Window that decides and counts as always but admits everything, so that shares can be tried
 // before they are trusted. A call that would be refused is reported, counts as refused in Stats and as demand, charges
-// nothing, never waits, and gets the zero Grant; its Decision is Admitted, with the Reason of the refusal.
+// nothing, never waits, and gets the zero Grant; its Decision is Admitted, with the Reason of the refusal. A call that
+// would have to wait in Acquire is one of these: how its wait would end nobody knows.
 //
 // Report is called by the goroutine that asked, without the Window's lock, and so possibly by many at once. A nil
 // report counts only.
@@ -130,13 +139,20 @@ func WithShadow(report func(*DeniedError)) Option {
 // The error is a *DeniedError. It comes at once for a call that will never fit (Permanent), also if SetQuota makes it
 // so during the wait; when the class's longest wait is over; and when ctx is done, and then errors.Is(err, ctx.Err()).
 // Its Decision says when the call would fit if it came back, which is behind all who wait then. A ctx that is done
-// before the call takes nothing. A ctx whose deadline is sooner than the call can fit waits all the same, for room may
-// come from calls that are settled or cancelled.
+// before the call takes nothing, is counted nowhere, and leaves the Decision zero; one that is done as room comes may
+// win or lose. A ctx whose deadline is sooner than the call can fit waits all the same, for room may come from calls
+// that are settled or cancelled. The zero Window refuses as TryAcquire does.
 func (w *Window) Acquire(ctx context.Context, class Class, estTokens int64) (Grant, error) {
-	if err := ctx.Err(); err != nil {
-		return Grant{}, &DeniedError{Class: class, Tokens: estTokens, Usage: w.Usage(), Quota: w.Quota(), cause: err}
-	}
 	w.mu.Lock()
+	if err := ctx.Err(); err != nil {
+		if w.rule.window > 0 {
+			w.advance()
+		}
+		denied := w.denied(class, estTokens, Decision{})
+		w.mu.Unlock()
+		denied.cause = err
+		return Grant{}, denied
+	}
 	reason := w.decide(class, estTokens)
 	if reason.admits() {
 		at := w.charge(class, estTokens, reason)
@@ -152,7 +168,7 @@ func (w *Window) Acquire(ctx context.Context, class Class, estTokens int64) (Gra
 		w.shadow(denied)
 		return Grant{}, nil
 	}
-	one := w.enqueue(class, estTokens)
+	one := w.enqueue(class, estTokens, reason)
 	w.mu.Unlock()
 	if err := w.wait(ctx, one); err != nil {
 		return Grant{}, err
@@ -287,16 +303,18 @@ func (w *Window) fitsTogether(c Class, tokens int64) int64 {
 	return at + windows*int64(w.rule.window)
 }
 
-// enqueue makes the call a waiter.
-func (w *Window) enqueue(c Class, e int64) *waiter {
+// enqueue makes a waiter of a call that does not fit for the reason.
+func (w *Window) enqueue(c Class, e int64, reason Reason) *waiter {
 	q := &w.queues[c]
-	one := &waiter{class: c, tokens: e, place: q.places, since: w.now, done: make(chan struct{})}
-	wait := time.Duration(math.MaxInt64)
-	if w.maxWait[c] > 0 {
-		wait = w.maxWait[c]
-		one.deadline = time.Now().Add(wait)
+	w.stats[c].waits[reason]++
+	w.stats[c].holdUp(reason, e <= w.rule.share[c]-w.usage.Used[c], w.fill())
+	one := &waiter{
+		class: c, tokens: e, place: q.places, since: w.now,
+		done: make(chan struct{}), timer: time.NewTimer(math.MaxInt64),
 	}
-	one.timer = time.NewTimer(wait)
+	if w.maxWait[c] > 0 {
+		one.deadline = time.Now().Add(w.maxWait[c])
+	}
 	q.places++
 	q.push(one, w.rule.share[c])
 	w.waiting++
@@ -352,9 +370,9 @@ func (w *Window) finish(one *waiter, reason Reason) {
 		w.charge(c, one.tokens, reason)
 		w.stats[c].waitsAdmitted++
 	} else {
-		w.stats[c].refused[reason]++
+		w.stats[c].waitsRefused++
 	}
-	w.stats[c].waited += time.Duration(w.now - one.since)
+	w.stats[c].waitTime = sliding.Add(w.stats[c].waitTime, w.now-one.since)
 	one.reason, one.at = reason, w.now
 	close(one.done)
 }
@@ -386,15 +404,19 @@ func (w *Window) requeue() {
 func (w *Window) wait(ctx context.Context, one *waiter) error {
 	defer one.timer.Stop()
 	for {
-		var cause error
 		select {
 		case <-one.done:
+			if one.reason.admits() {
+				return nil
+			}
 		case <-one.timer.C:
 		case <-ctx.Done():
-			cause = ctx.Err()
 		}
 		w.mu.Lock()
-		w.advance() // it may be this one's turn
+		cause := ctx.Err()
+		if one.reason == ReasonNone && cause == nil {
+			w.advance() // it may be this one's turn
+		}
 		switch {
 		case one.reason.admits():
 			w.mu.Unlock()
@@ -417,20 +439,21 @@ func (w *Window) wait(ctx context.Context, one *waiter) error {
 // leave ends a wait without a decision.
 func (w *Window) leave(one *waiter, cause error) *DeniedError {
 	c := one.class
+	w.age() // but serve nobody who is about to leave
 	first, passing := w.queues[c].next()
 	w.queues[c].remove(one)
 	w.waiting--
-	if one == first || one == passing {
-		w.serve() // it is somebody else's turn
+	if one == first || one == passing || w.now >= w.due {
+		w.serve()
 	}
 	if cause != nil {
 		w.stats[c].waitsCancelled++
 	} else {
 		w.stats[c].waitsExpired++
 	}
-	w.stats[c].waited += time.Duration(w.now - one.since)
+	w.stats[c].waitTime = sliding.Add(w.stats[c].waitTime, w.now-one.since)
 	d := Decision{Reason: w.behind(c, one.tokens, w.fits(c, one.tokens))}
-	if d.Reason.admits() { // the room came in this very instant
+	if d.Reason.admits() { // room came as the context ended
 		d = Decision{Reason: ReasonQueued, RetryAfter: Backoff(c, w.rule.window)}
 	} else {
 		d.RetryAfter = w.retryAfter(c, one.tokens, d.Reason)

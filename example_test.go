@@ -377,7 +377,7 @@ func ExampleDeniedError_LogValue() {
 	}
 	// Output:
 	// level=WARN msg="not admitted" err.class=interactive err.tokens=300 err.reason=reserved err.retry_after=1m0s
-	// level=WARN msg="not admitted" err.class=interactive err.tokens=900 err.reason=too_large err.retry_after=0s
+	// level=WARN msg="not admitted" err.class=interactive err.tokens=900 err.reason=too_large
 }
 
 // Try shares before they are trusted: a shadow Window admits everything, and tells what it would refuse.

@@ -22,15 +22,17 @@ type ClassStats struct {
 	Share int64 // tokens that the class may always claim
 	Held  int64 // tokens kept for it now, used ones included: its recent demand and its floor, up to its share
 
-	Admitted uint64             // calls
+	Admitted uint64             // calls, at once or after a wait
 	Borrowed uint64             // of these, above the share
 	Refused  [NumReasons]uint64 // calls by Reason; in a shadow Window, those that would have been refused
+	Waits    [NumReasons]uint64 // calls that had to wait in Acquire, by the Reason why they did not fit at once
 
-	// RefusedWithinShare counts those of Refused that waiting could help and that the class's share had room for.
-	RefusedWithinShare uint64
+	// HeldUpWithinShare counts those of Refused and Waits that waiting could help and that the class's share had room for,
+	// with nobody of the class ahead.
+	HeldUpWithinShare uint64
 
-	// FillAtRefusal is how full the window was, on average, when a call of the class was refused that waiting could
-	// help: 0.4 is 40 % of the quota. It is 0 if there was none.
+	// FillAtRefusal is how full the window was, on average, when a call of the class was refused that waiting could help,
+	// or had to wait: 0.4 is 40 % of the quota. It is 0 if there was none.
 	FillAtRefusal float64
 
 	EstimatedTokens int64 // of the calls admitted
@@ -41,6 +43,7 @@ type ClassStats struct {
 	WaitsAdmitted  uint64        // waits that ended in an admission
 	WaitsCancelled uint64        // waits that the context ended
 	WaitsExpired   uint64        // waits that the longest wait of the class ended
+	WaitsRefused   uint64        // waits that SetQuota ended, for the call became too large
 	WaitTime       time.Duration // of all waits that have ended
 }
 
@@ -58,67 +61,73 @@ func (w *Window) Stats() Stats {
 		n, q := &w.stats[c], &w.queues[c]
 		s.Classes[c] = ClassStats{
 			Used: w.usage.Used[c], Share: w.rule.share[c], Held: held[c],
-			Admitted: n.admitted, Borrowed: n.borrowed, Refused: n.refused, RefusedWithinShare: n.withinShare,
+			Admitted: n.admitted, Borrowed: n.borrowed, Refused: n.refused, Waits: n.waits, HeldUpWithinShare: n.withinShare,
 			EstimatedTokens: n.estimated, SettledTokens: n.settled, CancelledTokens: n.cancelled,
 			Waiting:       q.within.Len() + q.above.Len(),
-			WaitsAdmitted: n.waitsAdmitted, WaitsCancelled: n.waitsCancelled, WaitsExpired: n.waitsExpired, WaitTime: n.waited,
+			WaitsAdmitted: n.waitsAdmitted, WaitsCancelled: n.waitsCancelled, WaitsExpired: n.waitsExpired,
+			WaitsRefused: n.waitsRefused, WaitTime: time.Duration(n.waitTime),
 		}
-		if refused := s.Classes[c].refused(); refused > 0 {
-			s.Classes[c].FillAtRefusal = n.fill / float64(refused)
+		if heldUp := s.Classes[c].heldUp(); heldUp > 0 {
+			s.Classes[c].FillAtRefusal = n.fill / float64(heldUp)
 		}
 	}
 	return s
 }
 
-// refused returns the refusals that waiting could help.
-func (c *ClassStats) refused() (calls uint64) {
-	for reason, n := range c.Refused {
-		if !Reason(reason).permanent() {
-			calls += n
+// heldUp returns how many calls were refused that waiting could help, or had to wait.
+func (c *ClassStats) heldUp() (calls uint64) {
+	for reason := range Reason(NumReasons) {
+		if !reason.permanent() {
+			calls += c.Refused[reason] + c.Waits[reason]
 		}
 	}
 	return calls
 }
 
 // Advice says in words what the numbers of a class mean, one sentence a class, and nothing for a class that does well.
-// Calls are those that waiting could help, and the rule is:
+// It counts times of asking: a call is held up if it was refused and waiting could help, or if it had to wait. The rule
+// is:
 //
-//   - Fewer than 1 of 100 calls refused: nothing.
-//   - Refused while the window was below 40 % full on average: the class has the wrong share (or ceiling, or the others
+//   - Fewer than 1 of 100 held up: nothing.
+//   - Held up while the window was at most 40 % full on average: the class has the wrong share (or ceiling, or the others
 //     have the wrong floors); the quota is not too small.
-//   - Refused while it was at least 90 % full on average, and at least half of the time within its share: the quota is
-//     too small for what is asked. That a class is refused above its share in a full window is how shares work, and is
-//     no advice.
+//   - Held up while it was at least 90 % full on average, and at least half of the time within its share: the quota is too
+//     small for what is asked. That a class is held up above its share in a full window is how shares work, and is no
+//     advice.
+//
+// The numbers are of all the Window's life: after a change of shares it takes as long again to tell.
 func (s Stats) Advice() []string {
 	var advice []string
 	for class := range Class(NumClasses) {
 		c := &s.Classes[class]
-		refused := c.refused()
-		calls := c.Admitted + refused
-		if refused == 0 || refused*100 < calls {
+		heldUp := c.heldUp()
+		calls := c.Admitted - c.WaitsAdmitted + heldUp
+		if heldUp == 0 || heldUp*100 < calls {
 			continue
 		}
-		told := fmt.Sprintf("%v was refused %d of %d calls while the window was %.0f %% full on average",
-			class, refused, calls, 100*c.FillAtRefusal)
+		told := fmt.Sprintf("%v was refused or had to wait %d of %d times while the window was %.0f %% full on average",
+			class, heldUp, calls, 100*c.FillAtRefusal)
 		switch {
-		case c.FillAtRefusal < 0.4:
+		case c.FillAtRefusal <= 0.4+tolerance:
 			advice = append(advice, told+": its share is wrong, the quota is not too small; "+c.remedy())
-		case c.FillAtRefusal >= 0.9 && 2*c.RefusedWithinShare >= refused:
+		case c.FillAtRefusal >= 0.9-tolerance && 2*c.HeldUpWithinShare >= heldUp:
 			advice = append(advice, told+": the quota is too small for what is asked; raise it, or move work elsewhere")
 		}
 	}
 	return advice
 }
 
-// remedy says what to change for a class that is refused in a window that is far from full.
+// remedy says what to change for a class that is held up in a window that is far from full.
 func (c *ClassStats) remedy() string {
-	most := ReasonQuotaFull
-	for reason, n := range c.Refused {
-		if !Reason(reason).permanent() && n > c.Refused[most] {
-			most = Reason(reason)
+	most, times := ReasonReserved, uint64(0)
+	for _, reason := range []Reason{ReasonQuotaFull, ReasonReserved, ReasonCapped, ReasonPaced} {
+		if n := c.Refused[reason] + c.Waits[reason]; n > times {
+			most, times = reason, n
 		}
 	}
 	switch most {
+	case ReasonQuotaFull:
+		return "its calls are large, so make them smaller or raise its share"
 	case ReasonCapped:
 		return "raise its ceiling"
 	case ReasonPaced:
@@ -127,15 +136,16 @@ func (c *ClassStats) remedy() string {
 	return "raise its share, or lower the floors of the others"
 }
 
-// counts is what a Window counts for a class.
+// counts is what a Window counts for a class. Its fields are those of ClassStats, but for fill.
 type counts struct {
-	admitted, borrowed                          uint64
-	refused                                     [NumReasons]uint64
-	withinShare                                 uint64
-	fill                                        float64 // sum, over refusals that waiting can help, of how full the window was
-	estimated, settled, cancelled               int64
-	waitsAdmitted, waitsCancelled, waitsExpired uint64
-	waited                                      time.Duration
+	admitted, borrowed            uint64
+	refused, waits                [NumReasons]uint64
+	withinShare                   uint64
+	fill                          float64 // sum, over calls held up, of how full the window was
+	estimated, settled, cancelled int64
+	waitsAdmitted, waitsCancelled uint64
+	waitsExpired, waitsRefused    uint64
+	waitTime                      int64
 }
 
 func (n *counts) admit(tokens int64, reason Reason) {
@@ -146,9 +156,9 @@ func (n *counts) admit(tokens int64, reason Reason) {
 	n.estimated = sliding.Add(n.estimated, tokens)
 }
 
-// refuse counts a refusal that waiting can help.
-func (n *counts) refuse(withinShare bool, fill float64) {
-	if withinShare {
+// holdUp counts how full the window was at a refusal that waiting can help, or at the beginning of a wait.
+func (n *counts) holdUp(reason Reason, withinShare bool, fill float64) {
+	if withinShare && reason != ReasonQueued {
 		n.withinShare++
 	}
 	n.fill += fill

@@ -69,7 +69,7 @@ func TestStatsCountWhatHappened(t *testing.T) {
 		require.Equal(t, ReasonReserved, w.refuse(Batch, 250).Reason)
 		background.Refused = [NumReasons]uint64{ReasonCapped: 1, ReasonTooLarge: 1, ReasonInvalid: 1}
 		interactive.Refused = [NumReasons]uint64{ReasonQuotaFull: 1}
-		interactive.RefusedWithinShare = 1
+		interactive.HeldUpWithinShare = 1
 		batch.Refused = [NumReasons]uint64{ReasonReserved: 1}
 		interactive.FillAtRefusal, background.FillAtRefusal, batch.FillAtRefusal = 0.7, 0.7, 0.7
 		interactive.Held = 500
@@ -83,8 +83,10 @@ func TestStatsCountWhatHappened(t *testing.T) {
 		leaves := w.acquire(ctx, Batch, 150)
 		require.Equal(t, ReasonQueued, w.refuse(Interactive, 10).Reason)
 		want.Used, interactive.Used, interactive.SettledTokens = 660, 60, 60
-		interactive.Refused[ReasonQueued], interactive.FillAtRefusal = 1, (0.7+0.66)/2
-		interactive.RefusedWithinShare = 2
+		interactive.Waits[ReasonQuotaFull], batch.Waits[ReasonReserved] = 1, 1
+		interactive.Refused[ReasonQueued], interactive.FillAtRefusal = 1, (0.7+0.66+0.66)/3
+		batch.FillAtRefusal = (0.7 + 0.66) / 2
+		interactive.HeldUpWithinShare = 2
 		interactive.Waiting, batch.Waiting = 1, 1
 		requireStats(t, want, w.Stats())
 
@@ -106,7 +108,8 @@ func TestStatsCountWhatHappened(t *testing.T) {
 		w.at(50 * time.Second)
 		unsent.Cancel()
 		want.Used, batch.Used, batch.CancelledTokens = 560, 200, 100
-		background.Waiting = 1
+		background.Waiting, background.Waits[ReasonReserved] = 1, 1
+		background.FillAtRefusal = (0.7 + 0.66) / 2
 		requireStats(t, want, w.Stats())
 		w.at(time.Minute)
 		grant := admitted.admittedAt(time.Minute)
@@ -187,7 +190,7 @@ func TestStatsOfAnOverfullWindow(t *testing.T) {
 	require.Equal(t, int64(6000), stats.Classes[Interactive].Held)
 }
 
-// A wait that SetQuota ends is over like any other, but it is a refusal that is counted.
+// A wait that SetQuota ends is over like any other, and counted by itself.
 func TestStatsOfAWaitThatBecomesTooLarge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newBubbleWindow(t, classQuota(Batch, 1000))
@@ -200,7 +203,8 @@ func TestStatsOfAWaitThatBecomesTooLarge(t *testing.T) {
 		want := Stats{Used: 1000, Quota: 200}
 		want.Classes[Batch] = ClassStats{
 			Used: 1000, Share: 200, Held: 200, Admitted: 1, EstimatedTokens: 1000,
-			Refused: [NumReasons]uint64{ReasonTooLarge: 1}, WaitTime: 20 * time.Second,
+			Waits: [NumReasons]uint64{ReasonQuotaFull: 1}, WaitsRefused: 1, WaitTime: 20 * time.Second,
+			HeldUpWithinShare: 0, FillAtRefusal: 1,
 		}
 		requireStats(t, want, w.Stats())
 	})
@@ -284,7 +288,7 @@ func adviceStats(class Class, admitted uint64, reason Reason, refused uint64, fi
 	var s Stats
 	s.Classes[class] = ClassStats{Admitted: admitted, FillAtRefusal: fill}
 	s.Classes[class].Refused[reason] = refused
-	s.Classes[class].RefusedWithinShare = refused
+	s.Classes[class].HeldUpWithinShare = refused
 	return s
 }
 
@@ -295,22 +299,22 @@ func TestAdviceSaysWhatIsWrong(t *testing.T) {
 	}{
 		{
 			adviceStats(Batch, 5, ReasonReserved, 95, 0.25),
-			"batch was refused 95 of 100 calls while the window was 25 % full on average: its share is wrong, the " +
+			"batch was refused or had to wait 95 of 100 times while the window was 25 % full on average: its share is wrong, the " +
 				"quota is not too small; raise its share, or lower the floors of the others",
 		},
 		{
 			adviceStats(Background, 90, ReasonCapped, 30, 0.375),
-			"background was refused 30 of 120 calls while the window was 38 % full on average: its share is wrong, " +
+			"background was refused or had to wait 30 of 120 times while the window was 38 % full on average: its share is wrong, " +
 				"the quota is not too small; raise its ceiling",
 		},
 		{
 			adviceStats(Batch, 2, ReasonPaced, 2, 0),
-			"batch was refused 2 of 4 calls while the window was 0 % full on average: its share is wrong, the quota " +
+			"batch was refused or had to wait 2 of 4 times while the window was 0 % full on average: its share is wrong, the quota " +
 				"is not too small; raise its share, so that it need not borrow",
 		},
 		{
 			adviceStats(Interactive, 1, ReasonQuotaFull, 5000, 0.97),
-			"interactive was refused 5000 of 5001 calls while the window was 97 % full on average: the quota is too " +
+			"interactive was refused or had to wait 5000 of 5001 times while the window was 97 % full on average: the quota is too " +
 				"small for what is asked; raise it, or move work elsewhere",
 		},
 	} {
@@ -321,7 +325,7 @@ func TestAdviceSaysWhatIsWrong(t *testing.T) {
 		s := adviceStats(Batch, 0, ReasonPaced, 40, 0.2)
 		s.Classes[Batch].Refused[ReasonCapped] = 41
 		s.Classes[Batch].Refused[ReasonTooLarge] = 1000 // which no share would admit
-		want := "batch was refused 81 of 81 calls while the window was 20 % full on average: its share is wrong, the " +
+		want := "batch was refused or had to wait 81 of 81 times while the window was 20 % full on average: its share is wrong, the " +
 			"quota is not too small; raise its ceiling"
 		require.Equal(t, []string{want}, s.Advice())
 	})
@@ -354,18 +358,23 @@ func TestAdviceIsSilentWhereAllIsWell(t *testing.T) {
 			{"all refused for good", adviceStats(class, 1, ReasonTooLarge, 1000, 0), silent},
 			{"all refused as invalid", adviceStats(class, 1, ReasonInvalid, 1000, 0), silent},
 			{"below 40 %", adviceStats(class, 0, ReasonReserved, 1, below(0.4)), speaks},
-			{"40 %", adviceStats(class, 0, ReasonReserved, 1, 0.4), silent},
+			{"40 %", adviceStats(class, 0, ReasonReserved, 1, 0.4), speaks},
+			{"above 40 %", adviceStats(class, 0, ReasonReserved, 1, 0.401), silent},
 			{"65 %", adviceStats(class, 0, ReasonReserved, 1, 0.65), silent},
-			{"below 90 %", adviceStats(class, 0, ReasonQuotaFull, 1, below(0.9)), silent},
+			{"below 90 %", adviceStats(class, 0, ReasonQuotaFull, 1, 0.899), silent},
 			{"90 %", adviceStats(class, 0, ReasonQuotaFull, 1, 0.9), speaks},
 			{"150 %", adviceStats(class, 0, ReasonQuotaFull, 1, 1.5), speaks},
 		} {
 			require.Len(t, test.stats.Advice(), test.want, "%v: %s", class, test.name)
 		}
 
-		s := adviceStats(class, 0, ReasonQuotaFull, 1, 1)
-		s.Classes[class].RefusedWithinShare = 0
-		require.Empty(t, s.Advice(), "above its share in a full window")
+		s := adviceStats(class, 0, ReasonQuotaFull, 9, 1)
+		s.Classes[class].HeldUpWithinShare = 5
+		require.Len(t, s.Advice(), 1, "mostly within its share in a full window")
+		s.Classes[class].HeldUpWithinShare = 4
+		require.Empty(t, s.Advice(), "mostly above its share in a full window")
+		s.Classes[class].Refused[ReasonQuotaFull] = 8
+		require.Len(t, s.Advice(), 1, "half of the time")
 	}
 
 	t.Run("those refused for good are no calls", func(t *testing.T) {
@@ -373,7 +382,7 @@ func TestAdviceIsSilentWhereAllIsWell(t *testing.T) {
 		s.Classes[Batch].Refused[ReasonTooLarge] = 1000
 		s.Classes[Batch].Refused[ReasonInvalid] = 1000
 		require.Len(t, s.Advice(), 1)
-		require.Contains(t, s.Advice()[0], "refused 1 of 100 calls")
+		require.Contains(t, s.Advice()[0], "had to wait 1 of 100 times")
 	})
 }
 
@@ -395,10 +404,29 @@ func TestAdviceOnTheWarningOfThePattern(t *testing.T) {
 		return w.Stats()
 	}
 	// Of 30 fixtures a minute 20 find room, and then the window is 30 % full until the first of them leaves.
-	want := "batch was refused 100 of 300 calls while the window was 30 % full on average: its share is wrong, the " +
+	want := "batch was refused or had to wait 100 of 300 times while the window was 30 % full on average: its share is wrong, the " +
 		"quota is not too small; raise its share, or lower the floors of the others"
 	require.Equal(t, []string{want}, night(DefaultFloors).Advice())
 	require.Empty(t, night(ElasticFloors).Advice())
+}
+
+// TestAdviceSeesWhoWaits is the same warning for calls that are never refused, for they wait until they fit or give up.
+func TestAdviceSeesWhoWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newBubbleWindow(t, Quota{Tokens: 1000, Floors: NoFloors, Ceilings: Fractions{Background: 0.2}})
+		w.admit(Background, 200)
+		var calls []*bubbleCall
+		for range 3 {
+			calls = append(calls, w.acquire(t.Context(), Background, 150))
+		}
+		w.at(3 * time.Minute)
+		for _, call := range calls {
+			require.True(t, call.hasEnded())
+		}
+		want := "background was refused or had to wait 3 of 4 times while the window was 20 % full on average: its share " +
+			"is wrong, the quota is not too small; raise its ceiling"
+		require.Equal(t, []string{want}, w.Stats().Advice())
+	})
 }
 
 // TestAdviceDependsOnWhatHappened asks for advice at once, and again when all that was charged has left the window.
@@ -423,8 +451,10 @@ func TestAdviceDependsOnWhatHappened(t *testing.T) {
 
 func TestDeniedErrorSaysWhyAndWhoHoldsWhat(t *testing.T) {
 	const (
-		busy = "of 1000 tokens interactive holds 700, background holds 90, batch holds 110, others 50"
-		idle = "of 1000 tokens interactive holds 0, background holds 0, batch holds 0, others 0"
+		invalid = "invalid: want at least 1 token, a known class and a Window that NewWindow made"
+
+		busy = " (of 1000 tokens: interactive holds 700, background holds 90, batch holds 110, others 50)"
+		idle = " (of 1000 tokens: interactive holds 0, background holds 0, batch holds 0, others 0)"
 	)
 	quota := Quota{Tokens: 1000}
 	used := Usage{Used: ClassTokens{Interactive: 700, Background: 90, Batch: 110}, Others: 50}
@@ -436,21 +466,21 @@ func TestDeniedErrorSaysWhyAndWhoHoldsWhat(t *testing.T) {
 		want     string
 	}{
 		{Interactive, 300, Decision{Reason: ReasonQuotaFull, RetryAfter: 1500 * time.Millisecond}, used,
-			"interactive call of 300 tokens not admitted: quota_full, retry after 1.5s: " + busy},
+			"interactive call of 300 tokens not admitted: quota_full, retry after 1.5s" + busy},
 		{Background, 5, Decision{Reason: ReasonReserved, RetryAfter: 2 * time.Minute}, used,
-			"background call of 5 tokens not admitted: reserved, retry after 2m0s: " + busy},
+			"background call of 5 tokens not admitted: reserved, retry after 2m0s" + busy},
 		{Batch, 5, Decision{Reason: ReasonCapped, RetryAfter: 1}, Usage{},
-			"batch call of 5 tokens not admitted: capped, retry after 1ns: " + idle},
+			"batch call of 5 tokens not admitted: capped, retry after 1ms" + idle},
 		{Batch, 5, Decision{Reason: ReasonPaced, RetryAfter: time.Second}, Usage{},
-			"batch call of 5 tokens not admitted: paced, retry after 1s: " + idle},
+			"batch call of 5 tokens not admitted: paced, retry after 1s" + idle},
 		{Batch, 5, Decision{Reason: ReasonQueued, RetryAfter: time.Second}, Usage{},
-			"batch call of 5 tokens not admitted: queued, retry after 1s: " + idle},
+			"batch call of 5 tokens not admitted: queued, retry after 1s" + idle},
 		{Interactive, 851, Decision{Reason: ReasonTooLarge}, used,
-			"interactive call of 851 tokens not admitted: too_large: no interactive call above 850 tokens ever is"},
+			"interactive call of 851 tokens not admitted: too_large: the largest interactive call possible is 850 tokens"},
 		{Batch, 201, Decision{Reason: ReasonTooLarge}, used,
-			"batch call of 201 tokens not admitted: too_large: no batch call above 200 tokens ever is"},
-		{Batch, -1, Decision{Reason: ReasonInvalid}, used, "batch call of -1 tokens not admitted: invalid"},
-		{NumClasses, 1, Decision{Reason: ReasonInvalid}, used, "class(3) call of 1 tokens not admitted: invalid"},
+			"batch call of 201 tokens not admitted: too_large: the largest batch call possible is 200 tokens"},
+		{Batch, -1, Decision{Reason: ReasonInvalid}, used, "batch call of -1 tokens not admitted: " + invalid},
+		{NumClasses, 1, Decision{Reason: ReasonInvalid}, used, "class(3) call of 1 tokens not admitted: " + invalid},
 		{Interactive, 0, Decision{}, Usage{}, "interactive call of 0 tokens not admitted"},
 	} {
 		denied := &DeniedError{
@@ -479,8 +509,8 @@ func deniedBy(t *testing.T, before bool) (err error) {
 func TestDeniedErrorTellsItsCause(t *testing.T) {
 	done, ended := deniedBy(t, true), deniedBy(t, false)
 	require.EqualError(t, done, "quotashare: batch call of 300 tokens not admitted: context canceled")
-	require.EqualError(t, ended, "quotashare: batch call of 300 tokens not admitted: quota_full, retry after 55s: "+
-		"of 1000 tokens interactive holds 0, background holds 0, batch holds 1000, others 0: context deadline exceeded")
+	require.EqualError(t, ended, "quotashare: batch call of 300 tokens not admitted: quota_full, retry after 55s "+
+		"(of 1000 tokens: interactive holds 0, background holds 0, batch holds 1000, others 0): context deadline exceeded")
 
 	require.Equal(t, context.Canceled, errors.Unwrap(done))
 	require.Equal(t, context.DeadlineExceeded, errors.Unwrap(ended))
@@ -519,8 +549,8 @@ func TestDeniedErrorIsLoggedAsAGroup(t *testing.T) {
 		},
 		{
 			&DeniedError{Class: Background, Tokens: 9000, Decision: Decision{Reason: ReasonTooLarge}},
-			"err.class=background err.tokens=9000 err.reason=too_large err.retry_after=0s",
-			`{"class":"background","tokens":9000,"reason":"too_large","retry_after":0}`,
+			"err.class=background err.tokens=9000 err.reason=too_large",
+			`{"class":"background","tokens":9000,"reason":"too_large"}`,
 		},
 		{
 			deniedBy(t, false),

@@ -57,8 +57,8 @@ type Option struct{ apply func(*Window) error }
 
 // WithClock makes the Window read the time from now, for tests and for replays in virtual time; nil is the monotonic
 // clock of the process, as without the option. It is called with the Window's lock held: it must be quick, must not use
-// the Window and must not panic. Acquire sleeps by the real clock all the same: to test it, use testing/synctest and no
-// WithClock.
+// the Window and must not panic. Acquire sleeps by the real clock all the same, and looks again as often as it must while
+// now stands still just before a call fits: to test it, use testing/synctest and no WithClock.
 //
 // The window's time never runs backwards. A reading that lies back by more than a 600th of the window is a clock that
 // was set: the window's time stands still for that step and goes on from there. One that lies back by less is an old
@@ -162,11 +162,12 @@ func (w *Window) setRule(quota Quota) error {
 // it.
 //
 // RetryAfter is the time until the same call would be admitted if nothing else happened, and not a nanosecond more
-// where no charges were merged; for ReasonQueued, until it would fit together with those of its class that wait.
+// where no charges were merged. For ReasonQueued it is until the call would fit together with those of its class that
+// wait, as one call; they may take longer one by one.
 // Background and Batch are told to wait for Backoff at least. A caller who comes back earlier is refused again; one who
 // comes back then may find that others came first, and is told again.
 //
-// It allocates nothing, and costs the same at any rate of calls.
+// It allocates nothing, but for the report of a shadow Window, and costs the same at any rate of calls.
 func (w *Window) TryAcquire(class Class, estTokens int64) (Grant, Decision) {
 	w.mu.Lock()
 	reason := w.decide(class, estTokens)
@@ -247,7 +248,7 @@ func (w *Window) refuse(c Class, e int64, reason Reason) Decision {
 	if reason.permanent() {
 		return d
 	}
-	w.stats[c].refuse(e <= w.rule.share[c]-w.usage.Used[c], float64(w.usage.total())/float64(w.rule.quota))
+	w.stats[c].holdUp(reason, e <= w.rule.share[c]-w.usage.Used[c], w.fill())
 	d.RetryAfter = w.retryAfter(c, e, reason)
 	if reason != ReasonQueued && e <= w.rule.share[c] { // a loan is never reserved for
 		w.refused[c].Add(w.now, e)
@@ -271,8 +272,19 @@ func (w *Window) retryAfter(c Class, e int64, reason Reason) time.Duration {
 	return wait
 }
 
-// advance reads the clock and lets what was charged grow older.
+// fill returns how full the window is, 1 for the whole quota.
+func (w *Window) fill() float64 { return float64(w.usage.total()) / float64(w.rule.quota) }
+
+// advance brings the window to the present.
 func (w *Window) advance() {
+	w.age()
+	if w.waiting > 0 && w.now >= w.due {
+		w.serve()
+	}
+}
+
+// age reads the clock and lets what was charged grow older.
+func (w *Window) age() {
 	w.now = w.readClock()
 	if w.now < w.changes {
 		return
@@ -294,12 +306,6 @@ func (w *Window) advance() {
 		w.refused[c].Expire(w.now)
 		w.changes = min(w.changes, w.used[c].Next(), w.refused[c].Next())
 		w.usage.Used[c] = w.used[c].Sum()
-	}
-	if w.waiting > 0 {
-		if w.now >= w.due {
-			w.serve()
-		}
-		w.changes = min(w.changes, w.due)
 	}
 }
 

@@ -185,6 +185,30 @@ func TestNothingIsAllocated(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(1000, func() { Admit(Interactive, 10, u, q) }))
 }
 
+// TestAWaitAllocatesLittle holds a wait to three allocations beyond its timer, and the error that ends this one.
+func TestAWaitAllocatesLittle(t *testing.T) {
+	w, err := NewWindow(Quota{Tokens: 1000, Window: time.Hour}, WithMaxWait(Batch, 1))
+	require.NoError(t, err)
+	_, d := w.TryAcquire(Batch, 100)
+	require.True(t, d.Admitted)
+	wait := func() {
+		if _, err := w.Acquire(t.Context(), Batch, 100); err == nil {
+			t.Fatal("admitted")
+		}
+	}
+	wait()
+	timer := testing.AllocsPerRun(100, func() { time.NewTimer(time.Hour).Stop() })
+	require.LessOrEqual(t, testing.AllocsPerRun(100, wait), 3+timer+1)
+
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		if grant, err := w.Acquire(t.Context(), Interactive, 1); err != nil {
+			t.Fatal(err)
+		} else {
+			grant.Settle(0)
+		}
+	}))
+}
+
 func TestMemoryIsBounded(t *testing.T) {
 	if testing.Short() {
 		t.Skip("millions of calls")
