@@ -855,7 +855,10 @@ func TestADeadlineSoonerThanTheWaitIsWaitedFor(t *testing.T) {
 			call := w.acquire(ctx, Interactive, 60)
 			ahead.Store(1)
 			w.at(time.Minute - 1)
-			require.ErrorIs(t, call.deniedAt(time.Minute-1), context.DeadlineExceeded)
+			denied := call.deniedAt(time.Minute - 1)
+			require.ErrorIs(t, denied, context.DeadlineExceeded)
+			want := Decision{Reason: ReasonQueued, RetryAfter: Backoff(Interactive, time.Minute)}
+			require.Equal(t, want, denied.Decision, "it may come back, and must not be told never to")
 			w.used(0)
 			w.waiting(Interactive, 0)
 		})

@@ -443,7 +443,7 @@ func (w *Window) leave(one *waiter, cause error) *DeniedError {
 	first, passing := w.queues[c].next()
 	w.queues[c].remove(one)
 	w.waiting--
-	if one == first || one == passing || w.now >= w.due {
+	if one == first || one == passing {
 		w.serve()
 	}
 	if cause != nil {

@@ -308,6 +308,11 @@ func TestAdviceSaysWhatIsWrong(t *testing.T) {
 				"the quota is not too small; raise its ceiling",
 		},
 		{
+			adviceStats(Batch, 1, ReasonQuotaFull, 3, 0.35),
+			"batch was refused or had to wait 3 of 4 times while the window was 35 % full on average: its share is wrong, " +
+				"the quota is not too small; its calls are large, so make them smaller or raise its share",
+		},
+		{
 			adviceStats(Batch, 2, ReasonPaced, 2, 0),
 			"batch was refused or had to wait 2 of 4 times while the window was 0 % full on average: its share is wrong, the quota " +
 				"is not too small; raise its share, so that it need not borrow",
