@@ -362,6 +362,9 @@ func (w *Window) fitsAt(c Class, e int64, loan bool) int64 {
 	for d := range w.used {
 		first = w.used[d].FirstLeaving(first, fits)
 	}
+	if !loan || e <= w.rule.share[c]-w.usage.Used[c] {
+		return first // a loan needs more room than the share does, and only a loan minds demand and pace
+	}
 	if first > w.turn {
 		before := int((first - 1 - w.turn) / w.part)
 		if fits(w.turnAt(before)) {
@@ -371,7 +374,7 @@ func (w *Window) fitsAt(c Class, e int64, loan bool) int64 {
 
 	// Until then all but the pace has been as it was the moment before.
 	u := w.usageAt(first - 1)
-	if reason, holdable := w.rule.judge(c, e, &u); loan && reason == ReasonBorrowed && w.rule.pace > 1 {
+	if reason, holdable := w.rule.judge(c, e, &u); reason == ReasonBorrowed && w.rule.pace > 1 {
 		first = min(first, w.used[c].Slows(w.rule.tooFast(holdable), w.spans))
 	}
 	return first
