@@ -224,7 +224,7 @@ func (w *Window) fits(c Class, e int64) Reason {
 	reason, holdable := w.rule.judge(c, e, &w.usage)
 	// No pace is above all that is used, so a light borrower need not be asked for its own.
 	if reason == ReasonBorrowed && w.rule.paced(w.usage.Used[c], holdable) &&
-		w.rule.paced(w.used[c].Recent(w.now, w.spans), holdable) {
+		w.used[c].Paced(w.now, w.rule.tooFast(holdable), w.spans) {
 		return ReasonPaced
 	}
 	return reason
@@ -387,7 +387,7 @@ func (w *Window) willFit(c Class, e, t int64, loan bool) bool {
 	case ReasonOwnShare:
 		return true
 	case ReasonBorrowed:
-		return loan && !w.rule.paced(w.used[c].RecentAt(t, w.spans), holdable)
+		return loan && (w.rule.pace == 1 || !w.used[c].PacedAt(t, w.rule.tooFast(holdable), w.spans))
 	}
 	return false
 }

@@ -46,7 +46,7 @@ type Log struct {
 	before int64 // the running total before buf[head]
 	edge   int64 // where the grain of the newest charge ends
 
-	marks [MaxParts]int // see Recent
+	marks [MaxParts]int // see within
 }
 
 // NewLog returns a Log of a window in nanoseconds, at least 1.
@@ -165,34 +165,53 @@ func (l *Log) Slows(pace int64, spans []int64) int64 {
 // the last spans[k-1] divided by k and rounded down. Spans rise; one Log is always asked with the same ones, between
 // calls of Reset.
 func (l *Log) Recent(now int64, spans []int64) int64 {
-	var pace, sum = int64(0), l.Sum()
-	for k, span := range spans {
-		// The mark of a span is the first charge within it. It only moves forward, so each charge is passed once a span,
-		// however often the pace is asked for.
-		i := max(l.marks[k], l.head)
-		for i < len(l.buf) && now-l.buf[i].at >= span {
-			i++
-		}
-		l.marks[k] = i
-		within := sum - (l.totalBefore(i-l.head) - l.before)
-		parts := uint64(k + 1)
-		if hi, lo := bits.Mul64(uint64(pace)+1, parts); hi == 0 && uint64(within) >= lo {
-			pace = int64(uint64(within) / parts)
-		}
-	}
-	return pace
-}
-
-// RecentAt returns what Recent will return at t, no earlier than the last Expire, if nothing is charged until then.
-func (l *Log) RecentAt(t int64, spans []int64) int64 {
 	pace := int64(0)
 	for k, span := range spans {
-		pace = max(pace, l.After(t-span)/int64(k+1))
+		pace = max(pace, l.within(now, k, span)/int64(k+1))
 	}
 	return pace
 }
 
-// Reset makes Recent ready for other spans.
+// Paced reports whether Recent is at least pace, which is above 0.
+func (l *Log) Paced(now, pace int64, spans []int64) bool {
+	return l.paced(pace, len(spans), func(k int) int64 { return l.within(now, k, spans[k]) })
+}
+
+// PacedAt reports whether Recent will be at least pace at t, no earlier than the last Expire, if nothing is charged
+// until then.
+func (l *Log) PacedAt(t, pace int64, spans []int64) bool {
+	return l.paced(pace, len(spans), func(k int) int64 { return l.After(t - spans[k]) })
+}
+
+// paced looks for so many parts that hold too much, the longest first: if the last k parts hold less than a pace in j of
+// them allows, so do the last j, and need not be looked at.
+func (l *Log) paced(pace int64, parts int, within func(k int) int64) bool {
+	most := l.Sum()
+	for k := parts; k > 0; k-- {
+		hi, lo := bits.Mul64(uint64(pace), uint64(k))
+		if hi > 0 || uint64(most) < lo {
+			continue
+		}
+		if most = within(k - 1); uint64(most) >= lo {
+			return true
+		}
+	}
+	return false
+}
+
+// within returns the tokens charged in the k-th span before now.
+func (l *Log) within(now int64, k int, span int64) int64 {
+	// The mark of a span is the first charge within it. It only moves forward, so each charge is passed once a span,
+	// however often it is asked for.
+	i := max(l.marks[k], l.head)
+	for i < len(l.buf) && now-l.buf[i].at >= span {
+		i++
+	}
+	l.marks[k] = i
+	return l.Sum() - (l.totalBefore(i-l.head) - l.before)
+}
+
+// Reset makes Recent and Paced ready for other spans.
 func (l *Log) Reset() { l.marks = [MaxParts]int{} }
 
 // totalBefore returns the running total before the i-th oldest charge.

@@ -79,12 +79,16 @@ func TestLogIsExactWhileItIsNotCrowded(t *testing.T) {
 			require.Equal(t, want.recent(now, spans), log.Recent(now, spans), "seed %d", seed)
 			later := now + r.Int64N(window)
 			require.Equal(t, want.after(later-window), log.After(later-window), "seed %d", seed)
-			require.Equal(t, want.recent(later, spans), log.RecentAt(later, spans), "seed %d", seed)
 
-			pace := 1 + r.Int64N(max(log.Recent(now, spans), 1))
-			if slows := log.Slows(pace, spans); log.Recent(now, spans) >= pace {
-				require.Less(t, log.RecentAt(slows, spans), pace, "seed %d", seed)
-				require.GreaterOrEqual(t, log.RecentAt(slows-1, spans), pace, "seed %d", seed)
+			recent := want.recent(now, spans)
+			pace := 1 + r.Int64N(max(recent, 1))
+			for _, pace := range []int64{pace, max(recent, 1), 1 + min(recent, math.MaxInt64-1)} {
+				require.Equal(t, recent >= pace, log.Paced(now, pace, spans), "seed %d", seed)
+				require.Equal(t, want.recent(later, spans) >= pace, log.PacedAt(later, pace, spans), "seed %d", seed)
+			}
+			if slows := log.Slows(pace, spans); recent >= pace {
+				require.Less(t, want.recent(slows, spans), pace, "seed %d", seed)
+				require.GreaterOrEqual(t, want.recent(slows-1, spans), pace, "seed %d", seed)
 			}
 			limit := now + r.Int64N(2*window)
 			threshold := now + r.Int64N(2*window)
@@ -130,7 +134,8 @@ func TestCrowdedLog(t *testing.T) {
 			}
 			require.GreaterOrEqual(t, log.Recent(now, spans), want.recent(now, spans))
 			require.LessOrEqual(t, log.Recent(now, spans), want.recent(now, late))
-			require.Equal(t, log.RecentAt(now, spans), log.Recent(now, spans))
+			require.True(t, log.PacedAt(now, log.Recent(now, spans), spans))
+			require.False(t, log.PacedAt(now, log.Recent(now, spans)+1, spans))
 		}
 		require.LessOrEqual(t, cap(log.buf), maxCharges)
 
