@@ -269,8 +269,7 @@ func (s *tokenSum) tokens() int64 {
 // behind returns what the reason for a decision becomes if the call comes behind those of its class that wait.
 func (w *Window) behind(c Class, e int64, reason Reason) Reason {
 	q := &w.queues[c]
-	withinShare := e <= w.rule.share[c]-w.usage.Used[c]
-	if q.within.Len() > 0 || q.above.Len() > 0 && !withinShare {
+	if q.within.Len() > 0 || q.above.Len() > 0 && !w.withinShare(c, e) {
 		return ReasonQueued
 	}
 	return reason
@@ -306,8 +305,8 @@ func (w *Window) fitsTogether(c Class, tokens int64) int64 {
 // enqueue makes a waiter of a call that does not fit for the reason.
 func (w *Window) enqueue(c Class, e int64, reason Reason) *waiter {
 	q := &w.queues[c]
-	w.stats[c].waits[reason]++
-	w.stats[c].holdUp(reason, e <= w.rule.share[c]-w.usage.Used[c], w.fill())
+	w.stats[c].Waits[reason]++
+	w.holdUp(c, e, reason)
 	one := &waiter{
 		class: c, tokens: e, place: q.places, since: w.now,
 		done: make(chan struct{}), timer: time.NewTimer(math.MaxInt64),
@@ -332,7 +331,6 @@ func (w *Window) schedule(one *waiter) {
 	if first, passing := w.queues[one.class].next(); one == first || one == passing {
 		due := w.fitsAt(one.class, one.tokens, one == first)
 		w.due = min(w.due, due)
-		w.changes = min(w.changes, due)
 		wait = min(wait, time.Duration(due-w.now))
 	}
 	one.timer.Reset(wait)
@@ -368,11 +366,11 @@ func (w *Window) finish(one *waiter, reason Reason) {
 	w.waiting--
 	if reason.admits() {
 		w.charge(c, one.tokens, reason)
-		w.stats[c].waitsAdmitted++
+		w.stats[c].WaitsAdmitted++
 	} else {
-		w.stats[c].waitsRefused++
+		w.stats[c].WaitsRefused++
 	}
-	w.stats[c].waitTime = sliding.Add(w.stats[c].waitTime, w.now-one.since)
+	w.stats[c].waited(w.now - one.since)
 	one.reason, one.at = reason, w.now
 	close(one.done)
 }
@@ -447,11 +445,11 @@ func (w *Window) leave(one *waiter, cause error) *DeniedError {
 		w.serve()
 	}
 	if cause != nil {
-		w.stats[c].waitsCancelled++
+		w.stats[c].WaitsCancelled++
 	} else {
-		w.stats[c].waitsExpired++
+		w.stats[c].WaitsExpired++
 	}
-	w.stats[c].waitTime = sliding.Add(w.stats[c].waitTime, w.now-one.since)
+	w.stats[c].waited(w.now - one.since)
 	d := Decision{Reason: w.behind(c, one.tokens, w.fits(c, one.tokens))}
 	if d.Reason.admits() { // room came as the context ended
 		d = Decision{Reason: ReasonQueued, RetryAfter: Backoff(c, w.rule.window)}

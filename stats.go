@@ -58,18 +58,13 @@ func (w *Window) Stats() Stats {
 	held := w.rule.held(&w.usage)
 	s := Stats{Used: w.usage.total(), Others: w.usage.Others, Quota: w.rule.quota}
 	for c := range s.Classes {
-		n, q := &w.stats[c], &w.queues[c]
-		s.Classes[c] = ClassStats{
-			Used: w.usage.Used[c], Share: w.rule.share[c], Held: held[c],
-			Admitted: n.admitted, Borrowed: n.borrowed, Refused: n.refused, Waits: n.waits, HeldUpWithinShare: n.withinShare,
-			EstimatedTokens: n.estimated, SettledTokens: n.settled, CancelledTokens: n.cancelled,
-			Waiting:       q.within.Len() + q.above.Len(),
-			WaitsAdmitted: n.waitsAdmitted, WaitsCancelled: n.waitsCancelled, WaitsExpired: n.waitsExpired,
-			WaitsRefused: n.waitsRefused, WaitTime: time.Duration(n.waitTime),
+		n, q := w.stats[c], &w.queues[c]
+		n.Used, n.Share, n.Held = w.usage.Used[c], w.rule.share[c], held[c]
+		n.Waiting = q.within.Len() + q.above.Len()
+		if heldUp := n.heldUp(); heldUp > 0 {
+			n.FillAtRefusal = n.fill / float64(heldUp)
 		}
-		if heldUp := s.Classes[c].heldUp(); heldUp > 0 {
-			s.Classes[c].FillAtRefusal = n.fill / float64(heldUp)
-		}
+		s.Classes[c] = n.ClassStats
 	}
 	return s
 }
@@ -136,40 +131,40 @@ func (c *ClassStats) remedy() string {
 	return "raise its share, or lower the floors of the others"
 }
 
-// counts is what a Window counts for a class. Its fields are those of ClassStats, but for fill.
+// counts is what a Window counts for a class: the counts and sums of ClassStats, and fill. Stats fills in the rest.
 type counts struct {
-	admitted, borrowed            uint64
-	refused, waits                [NumReasons]uint64
-	withinShare                   uint64
-	fill                          float64 // sum, over calls held up, of how full the window was
-	estimated, settled, cancelled int64
-	waitsAdmitted, waitsCancelled uint64
-	waitsExpired, waitsRefused    uint64
-	waitTime                      int64
+	ClassStats
+	fill float64 // sum, over calls held up, of how full the window was
 }
 
 func (n *counts) admit(tokens int64, reason Reason) {
-	n.admitted++
+	n.Admitted++
 	if reason == ReasonBorrowed {
-		n.borrowed++
+		n.Borrowed++
 	}
-	n.estimated = sliding.Add(n.estimated, tokens)
-}
-
-// holdUp counts how full the window was at a refusal that waiting can help, or at the beginning of a wait.
-func (n *counts) holdUp(reason Reason, withinShare bool, fill float64) {
-	if withinShare && reason != ReasonQueued {
-		n.withinShare++
-	}
-	n.fill += fill
+	n.EstimatedTokens = sliding.Add(n.EstimatedTokens, tokens)
 }
 
 func (n *counts) settle(estimated, actual int64, cancelled bool) {
 	if cancelled {
-		n.cancelled = sliding.Add(n.cancelled, estimated)
+		n.CancelledTokens = sliding.Add(n.CancelledTokens, estimated)
 	} else {
-		n.settled = sliding.Add(n.settled, actual)
+		n.SettledTokens = sliding.Add(n.SettledTokens, actual)
 	}
+}
+
+// waited counts the nanoseconds of a wait that has ended.
+func (n *counts) waited(ns int64) {
+	n.WaitTime = time.Duration(sliding.Add(int64(n.WaitTime), ns))
+}
+
+// holdUp counts a refusal that waiting can help, or the beginning of a wait.
+func (w *Window) holdUp(c Class, e int64, reason Reason) {
+	n := &w.stats[c]
+	if reason != ReasonQueued && w.withinShare(c, e) {
+		n.HeldUpWithinShare++
+	}
+	n.fill += float64(w.usage.total()) / float64(w.rule.quota)
 }
 
 // total returns all tokens in the window.

@@ -103,6 +103,7 @@ func NewWindow(quota Quota, options ...Option) (*Window, error) {
 	w.part = sliding.PeakPart(length)
 	w.turn = w.part
 	w.changes = w.turn
+	w.due = math.MaxInt64
 	for c := range NumClasses {
 		w.used[c], w.refused[c] = sliding.NewLog(length), sliding.NewLog(length)
 	}
@@ -244,11 +245,11 @@ func (w *Window) refuse(c Class, e int64, reason Reason) Decision {
 	if c >= NumClasses || w.rule.window == 0 {
 		return d
 	}
-	w.stats[c].refused[reason]++
+	w.stats[c].Refused[reason]++
 	if reason.permanent() {
 		return d
 	}
-	w.stats[c].holdUp(reason, e <= w.rule.share[c]-w.usage.Used[c], w.fill())
+	w.holdUp(c, e, reason)
 	d.RetryAfter = w.retryAfter(c, e, reason)
 	if reason != ReasonQueued && e <= w.rule.share[c] { // a loan is never reserved for
 		w.refused[c].Add(w.now, e)
@@ -272,8 +273,8 @@ func (w *Window) retryAfter(c Class, e int64, reason Reason) time.Duration {
 	return wait
 }
 
-// fill returns how full the window is, 1 for the whole quota.
-func (w *Window) fill() float64 { return float64(w.usage.total()) / float64(w.rule.quota) }
+// withinShare reports whether the class's share has room for the call, whatever the window has.
+func (w *Window) withinShare(c Class, e int64) bool { return e <= w.rule.share[c]-w.usage.Used[c] }
 
 // advance brings the window to the present.
 func (w *Window) advance() {
@@ -362,7 +363,7 @@ func (w *Window) fitsAt(c Class, e int64, loan bool) int64 {
 	for d := range w.used {
 		first = w.used[d].FirstLeaving(first, fits)
 	}
-	if !loan || e <= w.rule.share[c]-w.usage.Used[c] {
+	if !loan || w.withinShare(c, e) {
 		return first // a loan needs more room than the share does, and only a loan minds demand and pace
 	}
 	if first > w.turn {

@@ -142,7 +142,7 @@ func (l *Log) Replace(at, from, to int64) {
 func (l *Log) After(t int64) int64 {
 	live := l.live()
 	i := search(len(live), func(i int) bool { return live[i].at > t })
-	return l.Sum() - (l.totalBefore(i) - l.before)
+	return l.sumFrom(i)
 }
 
 // Slows returns the first instant, no earlier than the last Expire, at which Recent is below pace, which is above 0, if
@@ -208,7 +208,7 @@ func (l *Log) within(now int64, k int, span int64) int64 {
 		i++
 	}
 	l.marks[k] = i
-	return l.Sum() - (l.totalBefore(i-l.head) - l.before)
+	return l.sumFrom(i - l.head)
 }
 
 // Reset makes Recent and Paced ready for other spans.
@@ -221,6 +221,9 @@ func (l *Log) totalBefore(i int) int64 {
 	}
 	return l.buf[l.head+i-1].total
 }
+
+// sumFrom returns the tokens in the log less those before the i-th oldest charge.
+func (l *Log) sumFrom(i int) int64 { return l.Sum() - (l.totalBefore(i) - l.before) }
 
 // forget makes the sum small enough to take tokens more.
 func (l *Log) forget(tokens int64) {
