@@ -173,6 +173,9 @@ func newHistory(trace Trace, quota quotashare.Quota, options *Options) history {
 		report: Report{Name: name, Policy: options.Policy, Quota: quota, Start: trace.Start},
 		length: trace.Length,
 		step:   (trace.Length + moments - 1) / moments,
+
+		// Each call is offered, admitted and leaves the window; some are refused.
+		entries: make([]entry, 0, 4*len(trace.Arrivals)),
 	}
 }
 
