@@ -4,14 +4,15 @@ NESTED   := internal/bench
 FUZZTIME ?= 30s
 CONV     ?=
 CODE     ?=
+PAGE     ?= demo.html
 
 .PHONY: help demo test lint fuzz bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## the night of the eval suite, in virtual time; CONV=file CODE=file replays traces instead
-	@go run ./internal/demo $(if $(CONV),-conv $(CONV)) $(if $(CODE),-code $(CODE))
+demo: ## the night of the eval suite, in virtual time, and PAGE=file; CONV=file CODE=file replays traces instead
+	@go run ./internal/demo -page $(PAGE) $(if $(CONV),-conv $(CONV)) $(if $(CODE),-code $(CODE))
 
 test: ## run all tests
 	go test -shuffle=on ./...

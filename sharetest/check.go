@@ -93,7 +93,7 @@ func (w Wish) test(r *Report) (float64, string) {
 		r = &part
 	}
 	miss, found := w.miss(r)
-	return miss, fmt.Sprintf("%s (%q, %s to %s)", found, r.Name, r.clock(r.From), r.clock(r.To))
+	return miss, fmt.Sprintf("%s, %s to %s: %s", r.Name, r.clock(r.From), r.clock(r.To), found)
 }
 
 // TestingT is what Check needs of a *testing.T.

@@ -366,7 +366,13 @@ func seconds(d time.Duration) string {
 
 func percent(part float64) string { return fmt.Sprintf("%.1f %%", 100*part) }
 
-func millions(tokens int64) string { return fmt.Sprintf("%.1f M", float64(tokens)/1e6) }
+// millions tells tokens in millions, and below one in full.
+func millions(tokens int64) string {
+	if tokens < 1e6 {
+		return count(tokens)
+	}
+	return fmt.Sprintf("%.1f M", float64(tokens)/1e6)
+}
 
 // count writes a number with a comma between groups of three digits.
 func count[T ~int | ~int64](n T) string {

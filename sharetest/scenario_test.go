@@ -176,7 +176,7 @@ func TestSaturatedEverybodyHasItsShare(t *testing.T) {
 	// Everybody asks for far more than its share, from the start on. Three windows of warm-up.
 	const from, to = 3 * window, 9 * window
 	traffic := []sharetest.Part{people(1.2, 0), scheduled(0.6, 0), hungry(0, batchSizes[1])}
-	eachSeed(t, allFloors, to, traffic, func(t *testing.T, r sharetest.Report) { checkShares(t, r.Between(from, to), 0.02) })
+	eachSeed(t, allFloors, to, traffic, func(t *testing.T, r sharetest.Report) { checkDefaultShares(t, r.Between(from, to), 0.02) })
 }
 
 func TestFloodLeavesLatecomersTheirShares(t *testing.T) {
@@ -186,13 +186,13 @@ func TestFloodLeavesLatecomersTheirShares(t *testing.T) {
 	traffic := []sharetest.Part{people(1.5, 0), scheduled(0.6, come), hungry(come, batchSizes[1])}
 	eachSeed(t, allFloors, to, traffic, func(t *testing.T, r sharetest.Report) {
 		sharetest.Check(t, r, sharetest.Share(interactive).AtLeast(0.8).During(window, come)) // it is alone
-		checkShares(t, r.Between(come, come+window), 0.01)
-		checkShares(t, r.Between(come+window, to), 0.01)
+		checkDefaultShares(t, r.Between(come, come+window), 0.01)
+		checkDefaultShares(t, r.Between(come+window, to), 0.01)
 		sharetest.Check(t, r, sharetest.ShareDelay(background).AtMost(window), sharetest.ShareDelay(batch).AtMost(window))
 	})
 }
 
-func checkShares(t *testing.T, r sharetest.Report, within float64) {
+func checkDefaultShares(t *testing.T, r sharetest.Report, within float64) {
 	t.Helper()
 	for class, share := range quotashare.DefaultShares {
 		of := sharetest.Share(quotashare.Class(class))

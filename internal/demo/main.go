@@ -255,5 +255,9 @@ func quotaPercent(tokens int64) string {
 }
 
 func writePage(name string, reports []sharetest.Report) error {
-	return nil
+	file, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(reports[0].WriteHTML(file, reports[1:]...), file.Close())
 }
