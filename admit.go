@@ -295,7 +295,7 @@ type Usage struct {
 	Demand ClassTokens
 
 	// Others is the tokens that others hold on the same account, as far as the provider tells: part of the total, of
-	// no class. It is for callers of Admit; a Window does not know them and leaves it 0.
+	// no class. A Window knows them from Observe.
 	Others int64
 }
 

@@ -168,10 +168,12 @@ func (w *Window) holdUp(c Class, e int64, reason Reason) {
 }
 
 // total returns all tokens in the window.
-func (u *Usage) total() int64 {
-	total := u.Others
+func (u *Usage) total() int64 { return sliding.Add(u.Others, u.charged()) }
+
+// charged returns the tokens of all classes in the window.
+func (u *Usage) charged() (sum int64) {
 	for _, used := range u.Used {
-		total = sliding.Add(total, used)
+		sum = sliding.Add(sum, used)
 	}
-	return total
+	return sum
 }

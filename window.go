@@ -33,6 +33,12 @@ type Window struct {
 	used    [NumClasses]sliding.Log
 	refused [NumClasses]sliding.Log // what counts as demand of the calls that were refused
 	peaks   [NumClasses]sliding.Peak
+	own     sliding.Peak // of all that is charged
+	others  sliding.Peak // of Usage.Others
+	stopped int64        // nothing is admitted before this instant
+	noLoans int64        // nothing is lent before this instant, which is not before stopped
+	told    int64        // what was last told to be left
+	toldAt  int64        // EstimatedTokens of all classes when that was first told
 	queues  [NumClasses]queue
 	waiting int   // in all queues
 	due     int64 // when the first of them may fit; only if some wait
@@ -104,6 +110,7 @@ func NewWindow(quota Quota, options ...Option) (*Window, error) {
 	w.turn = w.part
 	w.changes = w.turn
 	w.due = math.MaxInt64
+	w.told = -1
 	for c := range NumClasses {
 		w.used[c], w.refused[c] = sliding.NewLog(length), sliding.NewLog(length)
 	}
@@ -223,6 +230,9 @@ func (w *Window) decide(c Class, e int64) Reason {
 // fits applies the rule to the present.
 func (w *Window) fits(c Class, e int64) Reason {
 	reason, holdable := w.rule.judge(c, e, &w.usage)
+	if w.now < w.noLoans && reason.admits() && (reason == ReasonBorrowed || w.now < w.stopped) {
+		return ReasonQuotaFull
+	}
 	// No pace is above all that is used, so a light borrower need not be asked for its own.
 	if reason == ReasonBorrowed && w.rule.paced(w.usage.Used[c], holdable) &&
 		w.used[c].Paced(w.now, w.rule.tooFast(holdable), w.spans) {
@@ -296,10 +306,15 @@ func (w *Window) age() {
 		w.turn += missed * w.part
 	}
 	for ; w.turn <= w.now; w.turn = sliding.Add(w.turn, w.part) {
+		own := int64(0)
 		for c := range w.peaks {
 			w.peaks[c].Turn(sliding.Add(w.askedAt(c, w.turn), w.queues[c].asked.tokens()))
 			w.usage.Demand[c] = w.peaks[c].MaxAfter(0)
+			own = sliding.Add(own, w.used[c].After(w.turn-int64(w.rule.window)))
 		}
+		w.own.Turn(own)
+		w.others.Turn(0)
+		w.usage.Others = w.others.MaxAfter(0)
 	}
 	w.changes = w.turn
 	for c := range w.used {
@@ -344,6 +359,7 @@ func (w *Window) noteDemand(c Class) {
 	w.peaks[c].Note(asked)
 	w.usage.Used[c] = used
 	w.usage.Demand[c] = max(w.usage.Demand[c], asked)
+	w.own.Note(w.usage.charged())
 }
 
 // fitsAt returns the first instant after now at which the rule would admit the call if nothing else happened; without
@@ -363,7 +379,13 @@ func (w *Window) fitsAt(c Class, e int64, loan bool) int64 {
 	for d := range w.used {
 		first = w.used[d].FirstLeaving(first, fits)
 	}
-	if !loan || w.withinShare(c, e) {
+	for _, t := range []int64{w.stopped, w.noLoans} {
+		if t > w.now && t < first && fits(t) {
+			first = t
+		}
+	}
+	own := !loan || w.withinShare(c, e)
+	if own && w.usage.Others == 0 {
 		return first // a loan needs more room than the share does, and only a loan minds demand and pace
 	}
 	if first > w.turn {
@@ -373,9 +395,13 @@ func (w *Window) fitsAt(c Class, e int64, loan bool) int64 {
 		}
 	}
 
+	if own {
+		return first
+	}
+
 	// Until then all but the pace has been as it was the moment before.
 	u := w.usageAt(first - 1)
-	if reason, holdable := w.rule.judge(c, e, &u); reason == ReasonBorrowed && w.rule.pace > 1 {
+	if reason, holdable := w.rule.judge(c, e, &u); reason == ReasonBorrowed && w.rule.pace > 1 && first > w.noLoans {
 		first = min(first, w.used[c].Slows(w.rule.tooFast(holdable), w.spans))
 	}
 	return first
@@ -386,9 +412,9 @@ func (w *Window) willFit(c Class, e, t int64, loan bool) bool {
 	u := w.usageAt(t)
 	switch reason, holdable := w.rule.judge(c, e, &u); reason {
 	case ReasonOwnShare:
-		return true
+		return t >= w.stopped
 	case ReasonBorrowed:
-		return loan && (w.rule.pace == 1 || !w.used[c].PacedAt(t, w.rule.tooFast(holdable), w.spans))
+		return loan && t >= w.noLoans && (w.rule.pace == 1 || !w.used[c].PacedAt(t, w.rule.tooFast(holdable), w.spans))
 	}
 	return false
 }
@@ -396,6 +422,9 @@ func (w *Window) willFit(c Class, e, t int64, loan bool) bool {
 // usageAt returns the usage at t, no earlier than now, if nothing happens until then; but for Recent.
 func (w *Window) usageAt(t int64) Usage {
 	u := w.usage
+	if t >= w.turn {
+		u.Others = w.others.MaxAfter(w.turnsAt(t))
+	}
 	for c := range w.used {
 		u.Used[c] = w.used[c].After(t - int64(w.rule.window))
 		if t >= w.turn {
@@ -408,7 +437,7 @@ func (w *Window) usageAt(t int64) Usage {
 // demandAt returns the demand of the class at t, no earlier than the next part of the peaks, if nothing happens until
 // then.
 func (w *Window) demandAt(c int, t int64) int64 {
-	turns := int((t-w.turn)/w.part) + 1
+	turns := w.turnsAt(t)
 	if turns <= sliding.PeakParts {
 		// The parts that begin until then begin with less than the part under way has seen.
 		return w.peaks[c].MaxAfter(turns)
@@ -417,12 +446,73 @@ func (w *Window) demandAt(c int, t int64) int64 {
 	return w.askedAt(c, w.turnAt(turns-sliding.PeakParts-1))
 }
 
+// turnsAt returns how many parts of the peaks will have begun at t, no earlier than the next of them, from now on.
+func (w *Window) turnsAt(t int64) int { return int((t-w.turn)/w.part) + 1 }
+
 // turnAt returns the instant at which the n-th part of the peaks from the next one on begins.
 func (w *Window) turnAt(n int) int64 {
 	if int64(n) > (math.MaxInt64-w.turn)/w.part {
 		return math.MaxInt64
 	}
 	return w.turn + int64(n)*w.part
+}
+
+// Observe takes what the provider says is left of the account, in the units of the quota, in its answer to a call that
+// was sent so long ago: the header that many send ("x-ratelimit-remaining-tokens"). What the provider counts beyond what
+// this Window charged is Usage.Others. It keeps everybody's room down for one Window after it was told, and at most a
+// twelfth longer.
+//
+// It only ever tightens: a value that leaves more room than there is changes nothing. What was charged meanwhile is
+// allowed for, as nobody knows whether the provider counted it. Changed by nothing is also a value that is negative,
+// that is older than a Window, or that is told again and again while more than a thousand tokens were charged, the step
+// to which some round: it is a cached one.
+func (w *Window) Observe(remaining int64, sent time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.rule.window == 0 || remaining < 0 || sent < 0 || sent >= w.rule.window {
+		return
+	}
+	w.advance()
+	charged := int64(0)
+	for c := range w.stats {
+		charged = sliding.Add(charged, w.stats[c].EstimatedTokens)
+	}
+	switch {
+	case remaining != w.told:
+		w.told, w.toldAt = remaining, charged
+	case charged-w.toldAt > 1000:
+		return
+	}
+	parts := 1 // of the peaks, in which the provider may have answered
+	if began := w.turn - w.part; int64(sent) > w.now-began {
+		parts += int((int64(sent) - (w.now - began) + w.part - 1) / w.part)
+	}
+	own := w.own.MaxAfter(sliding.PeakParts + 1 - min(parts, sliding.PeakParts+1))
+	if others := w.rule.quota - remaining - own; others > 0 {
+		w.others.Note(others)
+		w.usage.Others = max(w.usage.Others, others)
+	}
+}
+
+// Throttled takes an answer of 429 by the provider: the account is full, whatever this Window thinks. Nothing is admitted
+// until retryAfter is over, and nothing is lent for a whole Window. If the provider does not say when to come back,
+// retryAfter is 0 or less, and Backoff of Interactive stands for it. What is refused meanwhile is ReasonQuotaFull.
+//
+// A retryAfter above two Windows is no word on this limit, in which everything is gone a Window after it was counted: a
+// daily quota, or a budget, is spent. It changes nothing.
+func (w *Window) Throttled(retryAfter time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	length := int64(w.rule.window)
+	if length == 0 || int64(retryAfter)/2 > length {
+		return
+	}
+	w.advance()
+	if retryAfter <= 0 {
+		retryAfter = Backoff(Interactive, w.rule.window)
+	}
+	w.stopped = max(w.stopped, sliding.Add(w.now, int64(retryAfter)))
+	w.noLoans = max(w.noLoans, w.stopped, sliding.Add(w.now, length))
 }
 
 // A Limiter admits calls: a *Window, a window that many replicas share, or a test's fake. It is what code should ask
