@@ -1,0 +1,199 @@
+package llmhttp
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+
+	"github.com/quotashare/quotashare/internal/sliding"
+)
+
+// A Profile says how a provider counts. The zero Profile counts all input and output tokens that were used, which is
+// safe everywhere; those below are what providers document, as of 2026. Change what differs for a model or an account.
+type Profile struct {
+	// CountsReserved is a provider that counts what a request reserves, its input and its output limit, and gives nothing
+	// back: the estimate stands.
+	CountsReserved bool
+
+	// CountsFailed is a provider that counts requests that it answers with an error. Without it an answer of 4xx settles
+	// the estimate with 0. One of 5xx, which may have used tokens, leaves it everywhere.
+	CountsFailed bool
+
+	// CachedInputFree is a provider that does not count input that it read from its cache.
+	CachedInputFree bool
+
+	// OutputFactor is how many tokens of the quota a token of output counts for. 0 is 1.
+	OutputFactor float64
+
+	// DefaultOutput is the output limit, in tokens, of a request that gives none.
+	DefaultOutput int64
+
+	// BytesPerToken is how many bytes of a request's body make a token of input. 0 is 3: English has 4 and more, Chinese
+	// 3, code about 3. So little is meant, for what an estimate misses is charged whether there is room or not.
+	BytesPerToken float64
+
+	// AttachmentTokens is what an image, a sound, or a file counts for, inline as base64 or by its address, whatever its
+	// size in bytes. 0 is 1,600: an image of the size that Anthropic scales to.
+	AttachmentTokens int64
+}
+
+var (
+	// OpenAI counts the larger of the output limit and of what it makes of the size of the input when the request comes,
+	// and unsuccessful requests too. (Rate limits guide; the estimate adds both up, and is never below it.)
+	OpenAI = Profile{CountsReserved: true, CountsFailed: true}
+
+	// Azure OpenAI counts prompt, output limit and best_of when the request comes. (Manage quota, Azure OpenAI docs.)
+	Azure = Profile{CountsReserved: true, CountsFailed: true}
+
+	// Anthropic counts output as it is produced, and no input read from the cache but for some old models. Its limits are
+	// on input and output apart: give a Limit for each. (Rate limits, Anthropic docs.)
+	Anthropic = Profile{CachedInputFree: true}
+
+	// Bedrock counts output several times: 15 times for Claude 4.8, 10 for Sonnet 5 and Opus 5, 5 for older ones, and once
+	// for most others. OutputFactor is the highest, so that no model passes its quota: set that of yours. (Token burndown,
+	// Amazon Bedrock docs.)
+	Bedrock = Profile{CachedInputFree: true, OutputFactor: 15, DefaultOutput: 64_000}
+
+	// Groq counts what was used, and no input read from the cache. (Rate limits, Groq docs.)
+	Groq = Profile{CachedInputFree: true}
+)
+
+// Tokens are what a call counts for at its provider, in tokens of the quota.
+type Tokens struct{ Input, Output int64 }
+
+// in returns the tokens in a unit.
+func (t Tokens) in(u Unit) int64 {
+	switch u {
+	case InputTokens:
+		return t.Input
+	case OutputTokens:
+		return t.Output
+	case Requests:
+		return 1
+	}
+	return sliding.Add(t.Input, t.Output)
+}
+
+// A request is what the body of a request says that matters here.
+type request struct {
+	Model               string   `json:"model"`
+	MaxTokens           *float64 `json:"max_tokens"`            // Chat Completions, Completions, Messages
+	MaxCompletionTokens *float64 `json:"max_completion_tokens"` // Chat Completions
+	MaxOutputTokens     *float64 `json:"max_output_tokens"`     // Responses
+	InferenceConfig     struct {
+		MaxTokens *float64 `json:"maxTokens"`
+	} `json:"inferenceConfig"` // Bedrock's Converse
+	N      float64 `json:"n"`
+	BestOf float64 `json:"best_of"`
+}
+
+// parse reads the body of a request. What it cannot read is left out: the provider has the last word on it.
+func parse(body []byte) (r request) {
+	_ = json.Unmarshal(body, &r)
+	return r
+}
+
+// estimate returns what a request may use at most, as far as its body tells: input by its size, and the larger of the
+// output limits given, as often as it asks for an answer.
+func (p *Profile) estimate(r *request, body []byte) Tokens {
+	perToken, attachment := p.BytesPerToken, p.AttachmentTokens
+	if !(perToken > 0) {
+		perToken = 3
+	}
+	if attachment <= 0 {
+		attachment = 1600
+	}
+	count, size := attachments(body)
+	input := math.Ceil(float64(len(body)-size)/perToken) + float64(count)*float64(attachment)
+
+	output, given := 0.0, false
+	for _, limit := range []*float64{r.MaxTokens, r.MaxCompletionTokens, r.MaxOutputTokens, r.InferenceConfig.MaxTokens} {
+		if limit != nil && *limit >= 0 {
+			output, given = max(output, *limit), true
+		}
+	}
+	if !given {
+		output = float64(max(p.DefaultOutput, 0))
+	}
+	output *= max(r.N, r.BestOf, 1)
+	return Tokens{whole(input), p.output(output)}
+}
+
+// output returns what so many tokens of output count for.
+func (p *Profile) output(tokens float64) int64 {
+	if p.OutputFactor > 0 {
+		tokens *= p.OutputFactor
+	}
+	return whole(tokens)
+}
+
+// whole rounds tokens up, and cuts off what no int64 holds.
+func whole(tokens float64) int64 {
+	if tokens >= math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(math.Ceil(tokens))
+}
+
+// kinds are the types of the parts of a request that are attachments, in the APIs of OpenAI and Anthropic.
+var kinds = []string{"image", "image_url", "input_image", "input_audio", "file", "input_file", "document"}
+
+// attachments counts the images, sounds and files of a request, and the bytes that they take as base64. It looks at the
+// strings of the JSON alone: a value of "type" that is one of kinds, or a value that is a data URL, or base64 without end.
+func attachments(body []byte) (count, size int) {
+	typed, inline := 0, 0
+	var before []byte
+	for {
+		start := bytes.IndexByte(body, '"')
+		if start < 0 {
+			return max(typed, inline), size
+		}
+		body = body[start+1:]
+		end := 0
+		for end < len(body) && body[end] != '"' {
+			if body[end] == '\\' {
+				end++
+			}
+			end++
+		}
+		text := body[:min(end, len(body))]
+		switch {
+		case string(before) == "type" && isKind(text):
+			typed++
+		case isBase64(text):
+			inline++
+			size += len(text)
+		}
+		before, body = text, body[min(end+1, len(body)):]
+	}
+}
+
+func isKind(text []byte) bool {
+	for _, kind := range kinds {
+		if string(text) == kind {
+			return true
+		}
+	}
+	return false
+}
+
+// isBase64 reports whether a string is a file rather than a text: a data URL, or so long a run of base64 that no text
+// is.
+func isBase64(text []byte) bool {
+	const long = 1024
+	if rest, ok := bytes.CutPrefix(text, []byte("data:")); ok {
+		return bytes.Contains(rest[:min(len(rest), 200)], []byte(";base64,"))
+	}
+	if len(text) < long {
+		return false
+	}
+	for _, b := range text {
+		switch {
+		case 'a' <= b && b <= 'z', 'A' <= b && b <= 'Z', '0' <= b && b <= '9':
+		case b == '+', b == '/', b == '=', b == '-', b == '_', b == '\\':
+		default:
+			return false
+		}
+	}
+	return true
+}

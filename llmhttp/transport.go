@@ -1,0 +1,494 @@
+package llmhttp
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quotashare/quotashare"
+)
+
+// A Unit is what a limit counts.
+type Unit uint8
+
+const (
+	TotalTokens  Unit = iota // input and output together
+	InputTokens              // of the prompt
+	OutputTokens             // of the answer, as often as the profile's OutputFactor says
+	Requests                 // one each
+
+	numUnits = iota
+)
+
+// A Limit is one limit of an account: a Limiter, such as a *quotashare.Window, and what it counts.
+type Limit struct {
+	Limiter quotashare.Limiter
+	Unit    Unit
+}
+
+// A Transport is an http.RoundTripper that acquires what a request may use before it is sent, and settles it with what
+// it did use. It belongs below the SDK and its retries: each attempt is acquired for itself. It must not be copied, and
+// is safe for concurrent use; its fields must not be changed once it is used.
+//
+// The class is that of the request's context (quotashare.ClassFrom), which is what Enter stamped; nothing in the request
+// has a say. A request without a stamp is Batch, and counted: see Unstamped.
+//
+// The body of an answer reaches the caller byte for byte, as it comes. The grant is closed once, when the body was read to
+// its end or closed, or when there is none: with the usage that the answer told, if Profile's provider counts what was
+// used. Without a usage, and for a stream that was left before its end, the estimate stands. It is taken back if the
+// request was never sent.
+type Transport struct {
+	// Base sends the requests; nil is http.DefaultTransport.
+	Base http.RoundTripper
+
+	// Limits are all limits that a request must stay within, such as tokens and requests a minute of the account. It is
+	// admitted by all of them or by none, and while it waits for one it holds nothing of the others. If there are several
+	// each must have TryAcquire, as *quotashare.Window has. A limit of which a request needs nothing is left out.
+	Limits []Limit
+
+	// LimitsFor chooses the limits of a request in the place of Limits, where models or accounts have limits of their own.
+	// Model is what the body names, "" if it names none. Returning none lets the request pass.
+	LimitsFor func(r *http.Request, model string) []Limit
+
+	// Profile is how the provider counts.
+	Profile Profile
+
+	// Estimate returns what a request may use at most, in the place of the estimate by Profile. It must not keep or change
+	// the body.
+	Estimate func(r *http.Request, body []byte) Tokens
+
+	// Meters reports whether a request uses tokens; others pass untouched. Nil: a POST to a path that ends in one of
+	// /chat/completions, /completions, /responses, /embeddings, /messages (OpenAI, Azure, Groq, Anthropic), /invoke,
+	// /invoke-with-response-stream, /converse, and /converse-stream (Bedrock).
+	Meters func(r *http.Request) bool
+
+	// DeniedAsError makes RoundTrip return the *quotashare.DeniedError of a refusal. Without it a refusal is an answer of
+	// status 429 with Retry-After, Retry-After-Ms, and X-Should-Retry: false, or 413 if no wait can help, whose body the
+	// SDKs read as a rate limit error of their own. SDKs try again after an error of the transport.
+	DeniedAsError bool
+
+	unstamped atomic.Uint64
+}
+
+// Unstamped returns how many requests that use tokens came without a stamp, and so were Batch: entry points that nobody
+// has classified.
+func (t *Transport) Unstamped() uint64 { return t.unstamped.Load() }
+
+// RoundTrip sends a request when it may be sent. The error is that of Base, that of reading the request's body, that of a
+// Limiter that could not decide, or, where the request's context ended the wait, a *quotashare.DeniedError with
+// errors.Is(err, ctx.Err()); see also DeniedAsError.
+func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	base := t.Base
+	if base == nil {
+		base = http.DefaultTransport
+	}
+	meters := t.Meters
+	if meters == nil {
+		meters = inference
+	}
+	if !meters(r) {
+		return base.RoundTrip(r)
+	}
+	body, sent, err := peek(r)
+	if err != nil {
+		return nil, err
+	}
+	x, err := t.begin(r, body)
+	if err != nil {
+		closeBody(sent)
+		return t.denied(r, err)
+	}
+	return x.roundTrip(base, sent)
+}
+
+var inferencePaths = []string{
+	"/chat/completions", "/completions", "/responses", "/embeddings", "/messages",
+	"/invoke", "/invoke-with-response-stream", "/converse", "/converse-stream",
+}
+
+func inference(r *http.Request) bool {
+	if r.Method != http.MethodPost {
+		return false
+	}
+	for _, path := range inferencePaths {
+		if strings.HasSuffix(r.URL.Path, path) {
+			return true
+		}
+	}
+	return false
+}
+
+// peek returns the body of a request, and the request to send: r itself, or one like it if r's body could be read only
+// once. If there is an error the body is closed.
+func peek(r *http.Request) (body []byte, sent *http.Request, err error) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil, r, nil
+	}
+	if r.GetBody != nil {
+		again, err := r.GetBody()
+		if err != nil {
+			closeBody(r)
+			return nil, nil, err
+		}
+		body, err = readAll(again, r.ContentLength)
+		if err = errors.Join(err, again.Close()); err != nil {
+			closeBody(r)
+		}
+		return body, r, err
+	}
+	body, err = readAll(r.Body, r.ContentLength)
+	if err = errors.Join(err, r.Body.Close()); err != nil {
+		return nil, nil, err
+	}
+	sent = new(http.Request)
+	*sent = *r
+	sent.Body = io.NopCloser(bytes.NewReader(body))
+	sent.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	return body, sent, nil
+}
+
+// readAll reads a body, of so many bytes as far as is known.
+func readAll(r io.Reader, length int64) ([]byte, error) {
+	var b bytes.Buffer
+	if length > 0 && length <= 1<<20 {
+		b.Grow(int(length) + bytes.MinRead) // so that the end is found without growing
+	}
+	_, err := b.ReadFrom(r)
+	return b.Bytes(), err
+}
+
+func closeBody(r *http.Request) {
+	if r.Body != nil {
+		_ = r.Body.Close() // nothing was sent of it
+	}
+}
+
+// begin admits a request.
+func (t *Transport) begin(r *http.Request, body []byte) (*exchange, error) {
+	ctx := r.Context()
+	if _, stamped := quotashare.SourceFrom(ctx); !stamped {
+		t.unstamped.Add(1)
+	}
+	request := parse(body)
+	x := &exchange{profile: &t.Profile, limits: t.Limits}
+	if t.LimitsFor != nil {
+		x.limits = t.LimitsFor(r, request.Model)
+	}
+	tokens := Tokens{}
+	if t.Estimate != nil {
+		tokens = t.Estimate(r, body)
+	} else {
+		tokens = t.Profile.estimate(&request, body)
+	}
+	return x, x.acquire(ctx, quotashare.ClassFrom(ctx), tokens)
+}
+
+// denied is what comes of a request that was not admitted.
+func (t *Transport) denied(r *http.Request, err error) (*http.Response, error) {
+	var denied *quotashare.DeniedError
+	if t.DeniedAsError || !errors.As(err, &denied) || r.Context().Err() != nil && errors.Is(err, r.Context().Err()) {
+		return nil, err
+	}
+	status := http.StatusTooManyRequests
+	if denied.Decision.Permanent() {
+		status = http.StatusRequestEntityTooLarge
+	}
+	header := http.Header{}
+	setDenied(header, denied)
+	header.Set("X-Should-Retry", "false")
+	body := deniedBody(denied, denied.Error())
+	return &http.Response{
+		Status:        fmt.Sprintf("%d %s", status, http.StatusText(status)),
+		StatusCode:    status,
+		Proto:         "HTTP/1.1",
+		ProtoMajor:    1,
+		ProtoMinor:    1,
+		Header:        header,
+		Body:          io.NopCloser(bytes.NewReader(body)),
+		ContentLength: int64(len(body)),
+		Request:       r,
+	}, nil
+}
+
+// An exchange is a request that was admitted, and its answer.
+type exchange struct {
+	profile *Profile
+	limits  []Limit
+	grants  []quotashare.Grant // of limits; zero for those of which nothing was needed
+	closed  atomic.Bool
+}
+
+// A trier is a Limiter that decides at once: *quotashare.Window.
+type trier interface {
+	TryAcquire(class quotashare.Class, estTokens int64) (quotashare.Grant, quotashare.Decision)
+}
+
+// A remoteTrier is one that has to ask somebody else.
+type remoteTrier interface {
+	TryAcquire(ctx context.Context, class quotashare.Class, estTokens int64) (quotashare.Grant, quotashare.Decision, error)
+}
+
+// acquire acquires what is needed of all limits. It waits for one of them at a time, and holds nothing of the others
+// while it does: what it then cannot have at once of another it waits for next, and begins anew.
+func (x *exchange) acquire(ctx context.Context, class quotashare.Class, tokens Tokens) error {
+	x.grants = make([]quotashare.Grant, len(x.limits))
+	var needed []int
+	for i, l := range x.limits {
+		if l.Limiter == nil || l.Unit >= numUnits {
+			return fmt.Errorf("llmhttp: limits[%d]: want a Limiter, and a Unit of the constants", i)
+		}
+		if tokens.in(l.Unit) > 0 {
+			needed = append(needed, i)
+		}
+	}
+	if len(needed) == 0 {
+		return nil
+	}
+	for wait := needed[0]; ; {
+		var err error
+		if x.grants[wait], err = x.limits[wait].Limiter.Acquire(ctx, class, tokens.in(x.limits[wait].Unit)); err != nil {
+			return err
+		}
+		full := -1
+		for _, i := range needed {
+			if i == wait {
+				continue
+			}
+			ok, err := x.try(ctx, i, class, tokens.in(x.limits[i].Unit))
+			if err != nil {
+				x.cancel()
+				return err
+			}
+			if !ok {
+				full = i
+				break
+			}
+		}
+		if full < 0 {
+			return nil
+		}
+		x.cancel()
+		x.grants = make([]quotashare.Grant, len(x.limits))
+		wait = full
+	}
+}
+
+// try acquires what is needed of a limit if that is possible at once.
+func (x *exchange) try(ctx context.Context, i int, class quotashare.Class, tokens int64) (ok bool, err error) {
+	var d quotashare.Decision
+	switch l := x.limits[i].Limiter.(type) {
+	case trier:
+		x.grants[i], d = l.TryAcquire(class, tokens)
+	case remoteTrier:
+		x.grants[i], d, err = l.TryAcquire(ctx, class, tokens)
+	default:
+		err = fmt.Errorf("llmhttp: limits[%d]: %T has no TryAcquire: want one where there are several limits", i, l)
+	}
+	return d.Admitted, err
+}
+
+// cancel takes everything back: nothing was sent.
+func (x *exchange) cancel() {
+	for i := range x.grants {
+		x.grants[i].Cancel()
+	}
+}
+
+// end closes the grants, once: with what the answer used, or with their estimates.
+func (x *exchange) end(u usage) {
+	if x.closed.Swap(true) || !u.whole || x.profile.CountsReserved {
+		return
+	}
+	tokens := x.profile.tokens(u)
+	for i := range x.grants {
+		x.grants[i].Settle(tokens.in(x.limits[i].Unit))
+	}
+}
+
+// void closes the grants of a request that the provider did not count.
+func (x *exchange) void() {
+	if x.closed.Swap(true) {
+		return
+	}
+	for i := range x.grants {
+		x.grants[i].Settle(0)
+	}
+}
+
+// roundTrip sends the request, and sees to it that the grants are closed.
+func (x *exchange) roundTrip(base http.RoundTripper, r *http.Request) (*http.Response, error) {
+	// Whether a request that failed was sent cannot be told from the error. It was not if no connection was had for it.
+	var asked, connected atomic.Bool
+	ctx := httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+		GetConn: func(string) { asked.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
+	})
+	start := time.Now()
+	answer, err := base.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		var failed *net.OpError
+		if asked.Load() && !connected.Load() || errors.As(err, &failed) && failed.Op == "dial" {
+			x.cancel()
+		}
+		x.end(usage{})
+		return nil, err
+	}
+	answer.Request = r
+	x.observe(answer.Header, time.Since(start))
+	switch status := answer.StatusCode; {
+	case status == http.StatusTooManyRequests:
+		x.throttled(answer)
+	case status >= 400 && status < 500 && !x.profile.CountsFailed:
+		x.void()
+	case status >= 400 || status == http.StatusSwitchingProtocols || answer.Body == nil:
+		x.end(usage{})
+	default:
+		kind, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type")) // without one it is JSON, or nothing
+		b := &answerBody{ReadCloser: answer.Body, exchange: x, finder: finder{events: kind == "text/event-stream"}}
+		if strings.EqualFold(answer.Header.Get("Content-Encoding"), "gzip") {
+			b.packed = &bytes.Buffer{}
+		}
+		answer.Body = b
+	}
+	return answer, nil
+}
+
+// An observer is a Limiter that takes what the provider says: *quotashare.Window.
+type observer interface {
+	Observe(remaining int64, sent time.Duration)
+	Throttled(retryAfter time.Duration)
+}
+
+// observe tells the limits what the provider says is left of them.
+func (x *exchange) observe(h http.Header, sent time.Duration) {
+	for _, l := range x.limits {
+		if o, ok := l.Limiter.(observer); ok {
+			if left, told := remaining(h, l.Unit); told {
+				o.Observe(left, sent)
+			}
+		}
+	}
+}
+
+// throttled takes an answer of 429. One that no wait can cure stops nobody else, and was not counted.
+func (x *exchange) throttled(answer *http.Response) {
+	const most = 1 << 16
+	var read bytes.Buffer
+	if answer.Body != nil {
+		_, _ = read.ReadFrom(io.LimitReader(answer.Body, most)) // the caller meets the error again, after what was read
+		answer.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(read.Bytes()), answer.Body), answer.Body}
+	}
+	if spent(answer.Header, read.Bytes()) {
+		x.void()
+		return
+	}
+	wait := retryAfter(answer.Header, time.Now())
+	for _, l := range x.limits {
+		if o, ok := l.Limiter.(observer); ok {
+			o.Throttled(wait)
+		}
+	}
+	if x.profile.CountsFailed {
+		x.end(usage{})
+	} else {
+		x.void()
+	}
+}
+
+// spentCodes are the types and codes of errors with status 429 that no wait cures: those of OpenAI, and that of a spend
+// limit of Anthropic's.
+var spentCodes = []string{
+	"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "enforced_spend_limit_reached",
+}
+
+func spent(h http.Header, body []byte) bool {
+	if strings.EqualFold(h.Get("Content-Encoding"), "gzip") {
+		body = unpack(body)
+	}
+	var answer struct {
+		Error struct {
+			Type    any `json:"type"`
+			Code    any `json:"code"`
+			Details struct {
+				Code any `json:"error_code"`
+			} `json:"details"`
+		} `json:"error"`
+	}
+	_ = json.Unmarshal(body, &answer) // what it cannot read is no such error
+	for _, code := range spentCodes {
+		if e := answer.Error; e.Type == code || e.Code == code || e.Details.Code == code {
+			return true
+		}
+	}
+	return false
+}
+
+// unpack returns what was packed, as far as it goes.
+func unpack(packed []byte) []byte {
+	var b bytes.Buffer
+	if r, err := gzip.NewReader(bytes.NewReader(packed)); err == nil {
+		_, _ = b.ReadFrom(r)
+	}
+	return b.Bytes()
+}
+
+// mostPacked is how many bytes of a packed answer are kept to find its usage in the end: no answer of a model has a tenth
+// of it. The usage of a longer one is not found, and its estimate stands.
+const mostPacked = 4 << 20
+
+// An answerBody is the body of an answer. It finds the usage in what is read, and ends the exchange.
+type answerBody struct {
+	io.ReadCloser
+	exchange *exchange
+
+	mu     sync.Mutex // a body may be closed while it is read
+	finder finder
+	packed *bytes.Buffer // what was read, if the caller asked for gzip; nil otherwise
+}
+
+func (b *answerBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.packed == nil:
+		_, _ = b.finder.Write(p[:n])
+	case b.packed.Len()+n <= mostPacked:
+		b.packed.Write(p[:n])
+	}
+	if err != nil {
+		b.end()
+	}
+	return n, err
+}
+
+func (b *answerBody) Close() error {
+	err := b.ReadCloser.Close()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.end()
+	return err
+}
+
+func (b *answerBody) end() {
+	if b.packed != nil {
+		_, _ = b.finder.Write(unpack(b.packed.Bytes()))
+		b.packed = &bytes.Buffer{}
+	}
+	b.exchange.end(b.finder.found)
+}
