@@ -67,7 +67,7 @@ func ExampleWriteDenied() {
 	chat.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/chat", nil))
 	fmt.Println(recorder.Code, recorder.Header().Get("Retry-After"))
 	busy.Cancel()
-	// Output: 429 60
+	// Output: 429 45
 }
 
 // A job of a scheduler enters otherwise, and is stamped all the same.
