@@ -45,6 +45,10 @@ func remaining(h http.Header, unit Unit) (left int64, told bool) {
 // seconds or as a date, and without these by the reset of what is used up. It is never negative, and more than a Duration
 // holds is the longest.
 func retryAfter(h http.Header, now time.Time) time.Duration {
+	// By the provider's clock, which is not ours.
+	if date, err := http.ParseTime(first(h, "Date")); err == nil {
+		now = date
+	}
 	if wait, ok := number(first(h, "Retry-After-Ms"), time.Millisecond); ok && wait > 0 {
 		return wait
 	}
@@ -53,10 +57,6 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 		return wait
 	}
 	if at, err := http.ParseTime(after); err == nil {
-		// By the provider's clock, which is not ours.
-		if date, err := http.ParseTime(first(h, "Date")); err == nil {
-			now = date
-		}
 		return max(at.Sub(now), 0)
 	}
 	wait := time.Duration(0)

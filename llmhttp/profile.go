@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
+	"slices"
 
 	"github.com/quotashare/quotashare/internal/sliding"
 )
@@ -52,7 +53,7 @@ var (
 	// Bedrock counts output several times: 15 times for Claude 4.8, 10 for Sonnet 5 and Opus 5, 5 for older ones, and once
 	// for most others. OutputFactor is the highest, so that no model passes its quota: set that of yours. (Token burndown,
 	// Amazon Bedrock docs.)
-	Bedrock = Profile{CachedInputFree: true, OutputFactor: 15, DefaultOutput: 64_000}
+	Bedrock = Profile{CachedInputFree: true, OutputFactor: 15, DefaultOutput: 4096}
 
 	// Groq counts what was used, and no input read from the cache. (Rate limits, Groq docs.)
 	Groq = Profile{CachedInputFree: true}
@@ -74,28 +75,9 @@ func (t Tokens) in(u Unit) int64 {
 	return sliding.Add(t.Input, t.Output)
 }
 
-// A request is what the body of a request says that matters here.
-type request struct {
-	Model               string   `json:"model"`
-	MaxTokens           *float64 `json:"max_tokens"`            // Chat Completions, Completions, Messages
-	MaxCompletionTokens *float64 `json:"max_completion_tokens"` // Chat Completions
-	MaxOutputTokens     *float64 `json:"max_output_tokens"`     // Responses
-	InferenceConfig     struct {
-		MaxTokens *float64 `json:"maxTokens"`
-	} `json:"inferenceConfig"` // Bedrock's Converse
-	N      float64 `json:"n"`
-	BestOf float64 `json:"best_of"`
-}
-
-// parse reads the body of a request. What it cannot read is left out: the provider has the last word on it.
-func parse(body []byte) (r request) {
-	_ = json.Unmarshal(body, &r)
-	return r
-}
-
-// estimate returns what a request may use at most, as far as its body tells: input by its size, and the larger of the
-// output limits given, as often as it asks for an answer.
-func (p *Profile) estimate(r *request, body []byte) Tokens {
+// estimate returns what a request may use at most, as far as its body tells: input by its size, and the largest of the
+// output limits given, as often as it asks for an answer. What cannot be read is left out: the provider has the last word.
+func (p *Profile) estimate(body []byte, request map[string]json.RawMessage) Tokens {
 	perToken, attachment := p.BytesPerToken, p.AttachmentTokens
 	if !(perToken > 0) {
 		perToken = 3
@@ -106,17 +88,17 @@ func (p *Profile) estimate(r *request, body []byte) Tokens {
 	count, size := attachments(body)
 	input := math.Ceil(float64(len(body)-size)/perToken) + float64(count)*float64(attachment)
 
-	output, given := 0.0, false
-	for _, limit := range []*float64{r.MaxTokens, r.MaxCompletionTokens, r.MaxOutputTokens, r.InferenceConfig.MaxTokens} {
-		if limit != nil && *limit >= 0 {
-			output, given = max(output, *limit), true
-		}
+	// Chat Completions and Messages; Responses; Llama and Mistral; and Bedrock's Converse, Nova and Titan.
+	output, given := largest(request, math.Inf(1), "max_tokens", "max_completion_tokens", "max_output_tokens", "max_gen_len")
+	for _, name := range [...]string{"inferenceConfig", "textGenerationConfig"} {
+		limit, told := largest(members(request[name]), math.Inf(1), "maxTokens", "max_new_tokens", "maxTokenCount")
+		output, given = max(output, limit), given || told
 	}
 	if !given {
-		output = float64(max(p.DefaultOutput, 0))
+		output = max(p.DefaultOutput, 0)
 	}
-	output *= max(r.N, r.BestOf, 1)
-	return Tokens{whole(input), p.output(output)}
+	answers, _ := largest(request, math.Inf(1), "n", "best_of")
+	return Tokens{whole(input), p.output(float64(output) * float64(max(answers, 1)))}
 }
 
 // output returns what so many tokens of output count for.
@@ -127,22 +109,27 @@ func (p *Profile) output(tokens float64) int64 {
 	return whole(tokens)
 }
 
-// whole rounds tokens up, and cuts off what no int64 holds.
+// whole rounds tokens up, and cuts off what no int64 holds, or is no number.
 func whole(tokens float64) int64 {
-	if tokens >= math.MaxInt64 {
-		return math.MaxInt64
+	if tokens < math.MaxInt64 {
+		return int64(math.Ceil(tokens))
 	}
-	return int64(math.Ceil(tokens))
+	return math.MaxInt64
 }
 
-// kinds are the types of the parts of a request that are attachments, in the APIs of OpenAI and Anthropic.
-var kinds = []string{"image", "image_url", "input_image", "input_audio", "file", "input_file", "document"}
+var (
+	// attachmentTypes are the types of the parts of a request that are attachments, in the APIs of OpenAI and Anthropic.
+	attachmentTypes = []string{"image", "image_url", "input_image", "input_audio", "file", "input_file", "document"}
 
-// attachments counts the images, sounds and files of a request, and the bytes that they take as base64. It looks at the
-// strings of the JSON alone: a value of "type" that is one of kinds, or a value that is a data URL, or base64 without end.
+	// inlineKeys are the keys under which these APIs, and Bedrock's, take one as base64, or as a data URL.
+	inlineKeys = []string{"data", "url", "image_url", "file_data", "bytes"}
+)
+
+// attachments counts the images, sounds and files of a request, and the bytes that they take inline. Of the JSON it looks
+// at the strings alone: at each, and at the one before, which is its key if it is a value.
 func attachments(body []byte) (count, size int) {
 	typed, inline := 0, 0
-	var before []byte
+	var key []byte
 	for {
 		start := bytes.IndexByte(body, '"')
 		if start < 0 {
@@ -158,36 +145,33 @@ func attachments(body []byte) (count, size int) {
 		}
 		text := body[:min(end, len(body))]
 		switch {
-		case string(before) == "type" && isKind(text):
+		case string(key) == "type" && isOneOf(text, attachmentTypes):
 			typed++
-		case isBase64(text):
+		case isOneOf(key, inlineKeys) && isBase64(text):
 			inline++
 			size += len(text)
 		}
-		before, body = text, body[min(end+1, len(body)):]
+		key, body = text, body[min(end+1, len(body)):]
 	}
 }
 
-func isKind(text []byte) bool {
-	for _, kind := range kinds {
-		if string(text) == kind {
-			return true
-		}
-	}
-	return false
+func isOneOf(text []byte, names []string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return name == string(text) })
 }
 
-// isBase64 reports whether a string is a file rather than a text: a data URL, or so long a run of base64 that no text
-// is.
+// isBase64 reports whether a string is a file: a data URL in base64, or base64 that is too long for a word.
 func isBase64(text []byte) bool {
-	const long = 1024
+	data := text
 	if rest, ok := bytes.CutPrefix(text, []byte("data:")); ok {
-		return bytes.Contains(rest[:min(len(rest), 200)], []byte(";base64,"))
-	}
-	if len(text) < long {
+		_, after, ok := bytes.Cut(rest[:min(len(rest), 200)], []byte(";base64,"))
+		if !ok {
+			return false
+		}
+		data = rest[min(len(rest), 200)-len(after):]
+	} else if len(text) < 200 {
 		return false
 	}
-	for _, b := range text {
+	for _, b := range data {
 		switch {
 		case 'a' <= b && b <= 'z', 'A' <= b && b <= 'Z', '0' <= b && b <= '9':
 		case b == '+', b == '/', b == '=', b == '-', b == '_', b == '\\':

@@ -298,7 +298,7 @@ func TestMetersSaysWhatUsesTokens(t *testing.T) {
 }
 
 func TestLimitsForChoosesByTheModel(t *testing.T) {
-	large, small, rest := &tally{}, &tally{}, &tally{}
+	large, small, requests, rest := &tally{}, &tally{}, &tally{}, &tally{}
 	transport := &Transport{
 		Base:   says(200, used60, "X-RateLimit-Remaining-Tokens", "4"),
 		Limits: []Limit{{Limiter: rest}},
@@ -311,7 +311,7 @@ func TestLimitsForChoosesByTheModel(t *testing.T) {
 		case "large":
 			return []Limit{{Limiter: large}}
 		case "small":
-			return []Limit{{Limiter: small}, {small, Requests}}
+			return []Limit{{Limiter: small}, {requests, Requests}}
 		case "bad":
 			return []Limit{{}}
 		}
@@ -323,7 +323,8 @@ func TestLimitsForChoosesByTheModel(t *testing.T) {
 	}
 	assert.Equal(t, []string{"large", "small", "x", "", "", "", ""}, models)
 	assert.EqualValues(t, 60, large.charge(t))
-	assert.EqualValues(t, 61, small.charge(t))
+	assert.EqualValues(t, 60, small.charge(t))
+	assert.EqualValues(t, 1, requests.charge(t))
 	assert.Empty(t, rest.grants, "its place is taken")
 	assert.Equal(t, []int64{4}, large.observed)
 	assert.Equal(t, []int64{4}, small.observed)
@@ -377,5 +378,5 @@ func TestProfiles(t *testing.T) {
 			}
 		})
 	}
-	assert.EqualValues(t, 15*64_000, estimate(t, Bedrock, `{}`).Output)
+	assert.EqualValues(t, 15*4096, estimate(t, Bedrock, `{}`).Output)
 }

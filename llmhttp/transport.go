@@ -12,6 +12,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -90,16 +92,12 @@ func (t *Transport) Unstamped() uint64 { return t.unstamped.Load() }
 // Limiter that could not decide, or, where the request's context ended the wait, a *quotashare.DeniedError with
 // errors.Is(err, ctx.Err()); see also DeniedAsError.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	base := t.Base
-	if base == nil {
-		base = http.DefaultTransport
-	}
 	meters := t.Meters
 	if meters == nil {
 		meters = inference
 	}
 	if !meters(r) {
-		return base.RoundTrip(r)
+		return t.base().RoundTrip(r)
 	}
 	body, sent, err := peek(r)
 	if err != nil {
@@ -110,7 +108,25 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		closeBody(sent)
 		return t.denied(r, err)
 	}
-	return x.roundTrip(base, sent)
+	answer, err := x.roundTrip(t.base(), sent)
+	if answer != nil {
+		answer.Request = r
+	}
+	return answer, err
+}
+
+// CloseIdleConnections closes those of Base, if it has any to close.
+func (t *Transport) CloseIdleConnections() {
+	if base, ok := t.base().(interface{ CloseIdleConnections() }); ok {
+		base.CloseIdleConnections()
+	}
+}
+
+func (t *Transport) base() http.RoundTripper {
+	if t.Base == nil {
+		return http.DefaultTransport
+	}
+	return t.Base
 }
 
 var inferencePaths = []string{
@@ -119,7 +135,8 @@ var inferencePaths = []string{
 }
 
 func inference(r *http.Request) bool {
-	if r.Method != http.MethodPost {
+	// The messages of a thread of OpenAI's Assistants are only stored.
+	if r.Method != http.MethodPost || strings.Contains(r.URL.Path, "/threads/") {
 		return false
 	}
 	for _, path := range inferencePaths {
@@ -148,9 +165,13 @@ func peek(r *http.Request) (body []byte, sent *http.Request, err error) {
 		}
 		return body, r, err
 	}
+	// A reader may hang. It is closed when the request is cancelled, as it would be while it is sent.
+	closeOnce := sync.OnceValue(r.Body.Close)
+	stop := context.AfterFunc(r.Context(), func() { _ = closeOnce() })
 	body, err = readAll(r.Body, r.ContentLength)
-	if err = errors.Join(err, r.Body.Close()); err != nil {
-		return nil, nil, err
+	stop()
+	if err = errors.Join(err, closeOnce()); err != nil {
+		return nil, nil, errors.Join(r.Context().Err(), err)
 	}
 	sent = new(http.Request)
 	*sent = *r
@@ -181,16 +202,24 @@ func (t *Transport) begin(r *http.Request, body []byte) (*exchange, error) {
 	if _, stamped := quotashare.SourceFrom(ctx); !stamped {
 		t.unstamped.Add(1)
 	}
-	request := parse(body)
+	var request map[string]json.RawMessage
+	if t.Estimate == nil || t.LimitsFor != nil {
+		request = members(body)
+	}
 	x := &exchange{profile: &t.Profile, limits: t.Limits}
 	if t.LimitsFor != nil {
-		x.limits = t.LimitsFor(r, request.Model)
+		model := ""
+		_ = json.Unmarshal(request["model"], &model) // a name that is none is none
+		x.limits = t.LimitsFor(r, model)
 	}
-	tokens := Tokens{}
+	var tokens Tokens
 	if t.Estimate != nil {
 		tokens = t.Estimate(r, body)
 	} else {
-		tokens = t.Profile.estimate(&request, body)
+		tokens = t.Profile.estimate(body, request)
+	}
+	if tokens.Input < 0 || tokens.Output < 0 {
+		return nil, fmt.Errorf("llmhttp: the estimate is %d tokens of input and %d of output: want 0 or more", tokens.Input, tokens.Output)
 	}
 	return x, x.acquire(ctx, quotashare.ClassFrom(ctx), tokens)
 }
@@ -243,30 +272,21 @@ type remoteTrier interface {
 // acquire acquires what is needed of all limits. It waits for one of them at a time, and holds nothing of the others
 // while it does: what it then cannot have at once of another it waits for next, and begins anew.
 func (x *exchange) acquire(ctx context.Context, class quotashare.Class, tokens Tokens) error {
-	x.grants = make([]quotashare.Grant, len(x.limits))
-	var needed []int
-	for i, l := range x.limits {
-		if l.Limiter == nil || l.Unit >= numUnits {
-			return fmt.Errorf("llmhttp: limits[%d]: want a Limiter, and a Unit of the constants", i)
-		}
-		if tokens.in(l.Unit) > 0 {
-			needed = append(needed, i)
-		}
+	if err := x.validate(); err != nil || len(x.limits) == 0 {
+		return err
 	}
-	if len(needed) == 0 {
-		return nil
-	}
-	for wait := needed[0]; ; {
+	for wait := 0; ; {
+		x.grants = make([]quotashare.Grant, len(x.limits))
 		var err error
-		if x.grants[wait], err = x.limits[wait].Limiter.Acquire(ctx, class, tokens.in(x.limits[wait].Unit)); err != nil {
+		if x.grants[wait], err = x.limits[wait].Limiter.Acquire(ctx, class, x.limits[wait].of(tokens)); err != nil {
 			return err
 		}
 		full := -1
-		for _, i := range needed {
+		for i := range x.limits {
 			if i == wait {
 				continue
 			}
-			ok, err := x.try(ctx, i, class, tokens.in(x.limits[i].Unit))
+			ok, err := x.try(ctx, i, class, x.limits[i].of(tokens))
 			if err != nil {
 				x.cancel()
 				return err
@@ -280,9 +300,27 @@ func (x *exchange) acquire(ctx context.Context, class quotashare.Class, tokens T
 			return nil
 		}
 		x.cancel()
-		x.grants = make([]quotashare.Grant, len(x.limits))
 		wait = full
 	}
+}
+
+// of returns what is needed of the limit for so many tokens. It is 1 at least, so that there is a grant, which is settled
+// with what was used.
+func (l Limit) of(tokens Tokens) int64 { return max(tokens.in(l.Unit), 1) }
+
+func (x *exchange) validate() error {
+	for i, l := range x.limits {
+		if l.Limiter == nil || l.Unit >= numUnits {
+			return fmt.Errorf("llmhttp: limits[%d]: want a Limiter, and a Unit of the constants", i)
+		}
+		for j, other := range x.limits[:i] {
+			// What one of them takes the other would wait for, for ever.
+			if reflect.TypeOf(l.Limiter).Comparable() && l.Limiter == other.Limiter {
+				return fmt.Errorf("llmhttp: limits[%d]: it is the Limiter of limits[%d] too: want one for each (TotalTokens counts both)", i, j)
+			}
+		}
+	}
+	return nil
 }
 
 // try acquires what is needed of a limit if that is possible at once.
@@ -308,24 +346,35 @@ func (x *exchange) cancel() {
 
 // end closes the grants, once: with what the answer used, or with their estimates.
 func (x *exchange) end(u usage) {
-	if x.closed.Swap(true) || !u.whole || x.profile.CountsReserved {
+	if !u.whole || x.profile.CountsReserved {
+		x.closed.Store(true)
 		return
 	}
 	tokens := x.profile.tokens(u)
-	for i := range x.grants {
-		x.grants[i].Settle(tokens.in(x.limits[i].Unit))
-	}
+	x.settle(tokens.in)
 }
 
-// void closes the grants of a request that the provider did not count.
-func (x *exchange) void() {
+func (x *exchange) settle(used func(Unit) int64) {
 	if x.closed.Swap(true) {
 		return
 	}
 	for i := range x.grants {
-		x.grants[i].Settle(0)
+		x.grants[i].Settle(used(x.limits[i].Unit))
 	}
 }
+
+// failed closes the grants of a request that was answered with an error, and used no tokens if the provider does not count
+// such. It was a request all the same.
+func (x *exchange) failed() {
+	if x.profile.CountsFailed {
+		x.end(usage{})
+	} else {
+		x.settle(Tokens{}.in)
+	}
+}
+
+// void closes the grants of a request of which the provider counted nothing.
+func (x *exchange) void() { x.settle(func(Unit) int64 { return 0 }) }
 
 // roundTrip sends the request, and sees to it that the grants are closed.
 func (x *exchange) roundTrip(base http.RoundTripper, r *http.Request) (*http.Response, error) {
@@ -339,30 +388,38 @@ func (x *exchange) roundTrip(base http.RoundTripper, r *http.Request) (*http.Res
 	answer, err := base.RoundTrip(r.WithContext(ctx))
 	if err != nil {
 		var failed *net.OpError
-		if asked.Load() && !connected.Load() || errors.As(err, &failed) && failed.Op == "dial" {
+		if !connected.Load() && (asked.Load() || errors.As(err, &failed) && failed.Op == "dial") {
 			x.cancel()
 		}
 		x.end(usage{})
-		return nil, err
+		return answer, err
 	}
-	answer.Request = r
 	x.observe(answer.Header, time.Since(start))
 	switch status := answer.StatusCode; {
 	case status == http.StatusTooManyRequests:
 		x.throttled(answer)
-	case status >= 400 && status < 500 && !x.profile.CountsFailed:
-		x.void()
-	case status >= 400 || status == http.StatusSwitchingProtocols || answer.Body == nil:
+	case status >= 300 && status < 500:
+		x.failed()
+	case status >= 500 || status == http.StatusSwitchingProtocols || answer.Body == nil:
 		x.end(usage{})
 	default:
-		kind, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type")) // without one it is JSON, or nothing
-		b := &answerBody{ReadCloser: answer.Body, exchange: x, finder: finder{events: kind == "text/event-stream"}}
-		if strings.EqualFold(answer.Header.Get("Content-Encoding"), "gzip") {
-			b.packed = &bytes.Buffer{}
-		}
-		answer.Body = b
+		x.read(answer)
 	}
 	return answer, nil
+}
+
+// read makes the answer end the exchange when it was read.
+func (x *exchange) read(answer *http.Response) {
+	kind, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type")) // without one it is JSON, or nothing
+	if kind == "application/vnd.amazon.eventstream" {
+		x.end(usage{}) // its events are binary, and tell no usage that could be found
+		return
+	}
+	b := &answerBody{ReadCloser: answer.Body, exchange: x, finder: finder{events: kind == "text/event-stream"}}
+	if strings.EqualFold(answer.Header.Get("Content-Encoding"), "gzip") {
+		b.packed = &bytes.Buffer{}
+	}
+	answer.Body = b
 }
 
 // An observer is a Limiter that takes what the provider says: *quotashare.Window.
@@ -384,10 +441,9 @@ func (x *exchange) observe(h http.Header, sent time.Duration) {
 
 // throttled takes an answer of 429. One that no wait can cure stops nobody else, and was not counted.
 func (x *exchange) throttled(answer *http.Response) {
-	const most = 1 << 16
 	var read bytes.Buffer
 	if answer.Body != nil {
-		_, _ = read.ReadFrom(io.LimitReader(answer.Body, most)) // the caller meets the error again, after what was read
+		_, _ = read.ReadFrom(io.LimitReader(answer.Body, mostError)) // the caller meets the error again, after what was read
 		answer.Body = struct {
 			io.Reader
 			io.Closer
@@ -410,46 +466,42 @@ func (x *exchange) throttled(answer *http.Response) {
 	}
 }
 
-// spentCodes are the types and codes of errors with status 429 that no wait cures: those of OpenAI, and that of a spend
-// limit of Anthropic's.
+// spentCodes are the types and codes of errors with status 429 that no wait cures: those of OpenAI, and those of
+// Anthropic's spend limits.
 var spentCodes = []string{
-	"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "enforced_spend_limit_reached",
+	"insufficient_quota", "billing_hard_limit_reached", "billing_not_active",
+	"enforced_spend_limit_reached", "contract_spend_limit_reached",
 }
 
 func spent(h http.Header, body []byte) bool {
 	if strings.EqualFold(h.Get("Content-Encoding"), "gzip") {
-		body = unpack(body)
+		var unpacked bytes.Buffer
+		unpack(&unpacked, body, mostError)
+		body = unpacked.Bytes()
 	}
-	var answer struct {
-		Error struct {
-			Type    any `json:"type"`
-			Code    any `json:"code"`
-			Details struct {
-				Code any `json:"error_code"`
-			} `json:"details"`
-		} `json:"error"`
-	}
-	_ = json.Unmarshal(body, &answer) // what it cannot read is no such error
-	for _, code := range spentCodes {
-		if e := answer.Error; e.Type == code || e.Code == code || e.Details.Code == code {
+	e := members(members(body)["error"])
+	for _, code := range []json.RawMessage{e["type"], e["code"], members(e["details"])["error_code"]} {
+		name := ""
+		if json.Unmarshal(code, &name) == nil && slices.Contains(spentCodes, name) {
 			return true
 		}
 	}
 	return false
 }
 
-// unpack returns what was packed, as far as it goes.
-func unpack(packed []byte) []byte {
-	var b bytes.Buffer
+// unpack writes what was packed to w, as far as it goes and up to so many bytes.
+func unpack(w io.Writer, packed []byte, most int64) {
 	if r, err := gzip.NewReader(bytes.NewReader(packed)); err == nil {
-		_, _ = b.ReadFrom(r)
+		_, _ = io.Copy(w, io.LimitReader(r, most))
 	}
-	return b.Bytes()
 }
 
-// mostPacked is how many bytes of a packed answer are kept to find its usage in the end: no answer of a model has a tenth
-// of it. The usage of a longer one is not found, and its estimate stands.
-const mostPacked = 4 << 20
+// The bounds of what is read of an answer besides what the caller reads. None has a tenth of it.
+const (
+	mostError    = 1 << 16 // bytes of an answer of 429
+	mostPacked   = 4 << 20 // bytes of a packed answer that are kept to find its usage in the end
+	mostUnpacked = 1 << 28 // and what they may unpack to
+)
 
 // An answerBody is the body of an answer. It finds the usage in what is read, and ends the exchange.
 type answerBody struct {
@@ -459,6 +511,7 @@ type answerBody struct {
 	mu     sync.Mutex // a body may be closed while it is read
 	finder finder
 	packed *bytes.Buffer // what was read, if the caller asked for gzip; nil otherwise
+	missed bool          // it was too much to keep
 }
 
 func (b *answerBody) Read(p []byte) (int, error) {
@@ -468,11 +521,14 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	switch {
 	case b.packed == nil:
 		_, _ = b.finder.Write(p[:n])
-	case b.packed.Len()+n <= mostPacked:
+	case !b.missed && b.packed.Len()+n <= mostPacked:
 		b.packed.Write(p[:n])
+	default:
+		b.missed = true
+		b.packed = &bytes.Buffer{}
 	}
 	if err != nil {
-		b.end()
+		b.end(err == io.EOF)
 	}
 	return n, err
 }
@@ -481,14 +537,15 @@ func (b *answerBody) Close() error {
 	err := b.ReadCloser.Close()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.end()
+	b.end(false)
 	return err
 }
 
-func (b *answerBody) end() {
+// end ends the exchange with what was read, which is all of the answer or not.
+func (b *answerBody) end(all bool) {
 	if b.packed != nil {
-		_, _ = b.finder.Write(unpack(b.packed.Bytes()))
+		unpack(&b.finder, b.packed.Bytes(), mostUnpacked)
 		b.packed = &bytes.Buffer{}
 	}
-	b.exchange.end(b.finder.found)
+	b.exchange.end(b.finder.usage(all))
 }

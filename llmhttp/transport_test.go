@@ -1444,21 +1444,21 @@ func TestWriteDenied(t *testing.T) {
 // Where work enters.
 
 func TestTheClassIsThatOfTheContext(t *testing.T) {
-	limiter := &tally{}
-	transport := &Transport{Base: says(200, used60), Limits: []Limit{{Limiter: limiter}, {limiter, Requests}}}
+	limiter, requests := &tally{}, &tally{}
+	transport := &Transport{Base: says(200, used60), Limits: []Limit{{Limiter: limiter}, {requests, Requests}}}
 	sources := []quotashare.Source{
 		{}, quotashare.SourceBackfill, quotashare.SourceEval, quotashare.SourceScheduler, quotashare.SourceAPI,
 	}
 	for _, source := range sources {
-		limiter.grants = nil
+		limiter.grants, requests.grants = nil, nil
 		ctx := quotashare.WithSource(context.Background(), source)
 		answer, err := transport.RoundTrip(newRequest(ctx, t, chat, "{}"))
 		require.NoError(t, err)
 		readAll(t, answer)
-		require.Len(t, limiter.grants, 2)
-		for _, grant := range limiter.grants {
-			assert.Equal(t, quotashare.ClassFor(source), grant.class)
-		}
+		require.Len(t, limiter.grants, 1)
+		require.Len(t, requests.grants, 1)
+		assert.Equal(t, quotashare.ClassFor(source), limiter.grants[0].class)
+		assert.Equal(t, quotashare.ClassFor(source), requests.grants[0].class)
 	}
 	assert.Zero(t, transport.Unstamped())
 

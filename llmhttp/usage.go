@@ -3,6 +3,8 @@ package llmhttp
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
+	"strconv"
 )
 
 // A usage is what an answer tells of the tokens that its call used.
@@ -32,17 +34,34 @@ func (p *Profile) tokens(u usage) Tokens {
 type finder struct {
 	found  usage
 	events bool // server-sent events, and not an object
+	ended  bool // the event that is the last of a stream has come
 	line   line
 	object object
 }
 
 // A line is how far a line of server-sent events was read.
 type line struct {
-	data  int  // so many bytes were seen, all of them of dataField; -1: it is another line
-	after byte // the byte that ended the line before: CR and LF together end one line
+	text   [32]byte // its beginning
+	length int
+	after  byte // the byte that ended the line before: CR and LF together end one line
 }
 
 const dataField = "data:"
+
+// lastLines are lines that a stream ends with: of OpenAI's Chat Completions, its Responses, and Anthropic's Messages.
+// After one of them callers leave the stream, whether or not there is more. Without one the usage may be an interim one.
+var lastLines = []string{
+	"data: [DONE]", "data:[DONE]",
+	"event: response.completed", "event: response.incomplete", "event: response.failed",
+	"event: message_stop",
+}
+
+// usage returns the usage of the answer, of which all was read or not. It is not whole if more of it may come.
+func (f *finder) usage(all bool) usage {
+	u := f.found
+	u.whole = u.whole && (all || f.ended || !f.events)
+	return u
+}
 
 // Write reads on. It takes all of p, and its error is always nil.
 func (f *finder) Write(p []byte) (n int, err error) {
@@ -63,8 +82,11 @@ func (f *finder) Write(p []byte) (n int, err error) {
 			break
 		}
 		f.field(p[:end])
-		if f.line.data == 0 { // an empty line ends an event
+		switch text := string(f.line.text[:min(f.line.length, len(f.line.text))]); {
+		case text == "": // an empty line ends an event
 			f.object = object{}
+		case slices.Contains(lastLines, text):
+			f.ended = true
 		}
 		f.line = line{after: p[end]}
 		p = p[end+1:]
@@ -74,14 +96,15 @@ func (f *finder) Write(p []byte) (n int, err error) {
 
 // field reads on in a line of events.
 func (f *finder) field(p []byte) {
-	for ; len(p) > 0 && f.line.data < len(dataField); p = p[1:] {
-		if f.line.data < 0 || p[0] != dataField[f.line.data] {
-			f.line.data = -1
-			return
-		}
-		f.line.data++
+	l := &f.line
+	read := l.length
+	if read < len(l.text) {
+		copy(l.text[read:], p)
 	}
-	f.object.write(p, &f.found)
+	l.length += len(p)
+	if string(l.text[:len(dataField)]) == dataField {
+		f.object.write(p[min(max(len(dataField)-read, 0), len(p)):], &f.found)
+	}
 }
 
 // An object is how far a JSON object was read.
@@ -108,8 +131,10 @@ const (
 	responseMember // or "x_groq"
 )
 
-// mostUsage is how many bytes a usage may take. None takes a tenth of it.
-const mostUsage = 1 << 14
+const (
+	mostUsage = 1 << 14 // bytes that a usage may take; none takes a tenth of it
+	mostTold  = 1 << 53 // tokens that a number of it may tell, so that they add up
+)
 
 func (o *object) write(p []byte, found *usage) {
 	for _, b := range p {
@@ -133,8 +158,6 @@ func (o *object) write(p []byte, found *usage) {
 			o.quoted, o.length = true, 0
 		case b == ':':
 			o.key = o.member()
-		case b == ',':
-			o.key = other
 		case b == '{' || b == '[':
 			if b == '{' && o.key == usageMember && o.usage == nil && (o.depth == 1 || o.depth == 2 && o.parent != other) {
 				o.usage, o.inside = []byte{b}, o.depth
@@ -167,65 +190,57 @@ func (o *object) member() member {
 	return other
 }
 
-// add takes a usage in any of the forms that there are. A number that is missing, negative or none is not told. What is
-// told later replaces what was told before.
+// add takes a usage in any of the forms that there are. Numbers that are missing, or none, are not told. Where more than
+// one is told, at once or one after the other, the largest counts: use only grows.
 func (u *usage) add(text []byte, whole bool) {
-	type details struct {
-		Cached *float64 `json:"cached_tokens"`
+	told := members(text)
+	input, hasInput := largest(told, mostTold, "prompt_tokens", "input_tokens", "inputTokens")
+	output, hasOutput := largest(told, mostTold, "completion_tokens", "output_tokens", "outputTokens")
+	total, hasTotal := largest(told, mostTold, "total_tokens", "totalTokens")
+	if !hasInput && !hasOutput && !hasTotal {
+		return
 	}
-	var told struct {
-		// OpenAI's Chat Completions, Completions and Embeddings; cached tokens are part of the prompt's, and reasoning
-		// tokens of the completion's.
-		Prompt        *float64 `json:"prompt_tokens"`
-		Completion    *float64 `json:"completion_tokens"`
-		Total         *float64 `json:"total_tokens"`
-		PromptDetails details  `json:"prompt_tokens_details"`
-
-		// OpenAI's Responses; cached tokens are part of the input's. And Anthropic's Messages; they stand beside it.
-		Input        *float64 `json:"input_tokens"`
-		Output       *float64 `json:"output_tokens"`
-		InputDetails details  `json:"input_tokens_details"`
-		CacheRead    *float64 `json:"cache_read_input_tokens"`
-		CacheWrite   *float64 `json:"cache_creation_input_tokens"`
-
-		// Bedrock's Converse.
-		BedrockInput  *float64 `json:"inputTokens"`
-		BedrockOutput *float64 `json:"outputTokens"`
-		BedrockRead   *float64 `json:"cacheReadInputTokens"`
-		BedrockWrite  *float64 `json:"cacheWriteInputTokens"`
-	}
-	_ = json.Unmarshal(text, &told) // what it cannot read stays untold
-
-	input, hasInput := tell(told.Prompt, told.Input, told.BedrockInput)
-	output, hasOutput := tell(told.Completion, told.Output, told.BedrockOutput)
-	total, hasTotal := tell(told.Total)
-	inside, _ := tell(told.PromptDetails.Cached, told.InputDetails.Cached)
-	read, hasRead := tell(told.CacheRead, told.BedrockRead)
-	write, hasWrite := tell(told.CacheWrite, told.BedrockWrite)
+	// Anthropic and Bedrock tell of the cache beside the input; OpenAI's cached tokens are a part of it, as its reasoning
+	// tokens are a part of the completion's.
+	read, hasRead := largest(told, mostTold, "cache_read_input_tokens", "cacheReadInputTokens")
+	write, hasWrite := largest(told, mostTold, "cache_creation_input_tokens", "cacheWriteInputTokens")
 	switch {
-	case hasInput && (hasRead || hasWrite):
-		u.input, u.cached = input+write, read
+	case hasRead || hasWrite:
+		input += write
 	case hasInput:
-		u.cached = min(inside, input)
-		u.input = input - u.cached
+		read = 0
+		for _, details := range [...]string{"prompt_tokens_details", "input_tokens_details"} {
+			inside, _ := largest(members(told[details]), mostTold, "cached_tokens")
+			read = max(read, inside)
+		}
+		read = min(read, input)
+		input -= read
 	case hasTotal:
-		u.input, u.cached = max(total-output, 0), 0
+		input = max(total-output, 0)
 	}
-	if hasOutput {
-		u.output = output
-	} else if hasTotal && hasInput {
-		u.output = max(total-input, 0)
+	if hasTotal && !hasOutput {
+		output = max(total-input-read, 0)
 	}
+	u.input, u.cached, u.output = max(u.input, input), max(u.cached, read), max(u.output, output)
 	u.hasInput = u.hasInput || hasInput || hasTotal
 	u.whole = u.whole || whole && u.hasInput
 }
 
-// tell returns the first number that is told.
-func tell(numbers ...*float64) (tokens int64, told bool) {
-	for _, n := range numbers {
-		if n != nil && *n >= 0 && *n <= 1<<53 {
-			return int64(*n), true
+// members returns the members of a JSON object, nil if it is none.
+func members(text []byte) (m map[string]json.RawMessage) {
+	if json.Unmarshal(text, &m) != nil {
+		return nil
+	}
+	return m
+}
+
+// largest returns the largest of the numbers of tokens that some members are, and false if none of them is one, from 0 to
+// most.
+func largest(m map[string]json.RawMessage, most float64, names ...string) (tokens int64, told bool) {
+	for _, name := range names {
+		if n, err := strconv.ParseFloat(string(m[name]), 64); err == nil && n >= 0 && n <= most {
+			tokens, told = max(tokens, whole(n)), true
 		}
 	}
-	return 0, false
+	return tokens, told
 }
