@@ -342,7 +342,10 @@ func (r Report) String() string {
 
 // clock tells an instant: the time of day, if the trace has one, or minutes and seconds since its start.
 func (r Report) clock(at time.Duration) string {
-	if !r.Start.IsZero() {
+	switch {
+	case !r.Start.IsZero() && r.To > 24*time.Hour:
+		return r.Start.Add(at).Format("Jan 2 15:04:05")
+	case !r.Start.IsZero():
 		return r.Start.Add(at).Format("15:04:05")
 	}
 	at = at.Round(time.Second)
@@ -360,8 +363,10 @@ func seconds(d time.Duration) string {
 		return fmt.Sprintf("%.1f s", d.Seconds())
 	case d < 2*time.Minute:
 		return fmt.Sprintf("%.0f s", d.Seconds())
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%.1f min", d.Minutes())
 	}
-	return fmt.Sprintf("%.1f min", d.Minutes())
+	return fmt.Sprintf("%.1f h", d.Hours())
 }
 
 func percent(part float64) string { return fmt.Sprintf("%.1f %%", 100*part) }
