@@ -114,6 +114,9 @@ func TestBucketOfExtremes(t *testing.T) {
 	b := sharetest.NewBucket(1, math.MaxInt64, time.Second)
 	assert.True(t, b.Take(0, 1<<32), "a full one takes anything")
 	assert.False(t, b.Take(1<<60-1, 1), "and is not paid off in 36 years")
+	b = sharetest.NewBucket(1, 1<<62, time.Second)
+	assert.True(t, b.Take(0, 4), "2^64 ns to refill")
+	assert.False(t, b.Take(1<<60-1, 1))
 	b = sharetest.NewBucket(math.MaxInt64, 1, 1)
 	for range 100 {
 		assert.True(t, b.Take(0, 1<<32), "it takes no time to refill")

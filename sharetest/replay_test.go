@@ -254,7 +254,7 @@ func TestOverestimatesAreSettled(t *testing.T) {
 		assert.Equal(t, test.estimate, r.Classes[interactive].OfferedTokens, test.factor)
 		assert.EqualValues(t, 41, r.Classes[interactive].AdmittedTokens, test.factor)
 		assert.Equal(t, max(test.estimate, 41), r.HighestWindow, test.factor)
-		trace.Length = 9 * time.Second
+		trace.Length = 10 * time.Second // which is when it ends
 		r = mustReplay(t, quotashare.Quota{Tokens: 100_000}, trace, &options)
 		assert.Equal(t, test.estimate, r.Classes[interactive].AdmittedTokens, "it does not end in time")
 	}
