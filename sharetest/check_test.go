@@ -132,6 +132,15 @@ func TestMeasures(t *testing.T) {
 	}
 }
 
+func TestLongestWaitIsTold(t *testing.T) {
+	trace := calls([2]int64{0, 60}, [2]int64{20, 60}, [2]int64{30, 100}, [2]int64{179, 1})
+	trace.Length = 4 * time.Minute
+	r := mustReplay(t, hundred, trace, &sharetest.Options{Callers: callers(-1)})
+	require.Equal(t, []time.Duration{0, time.Second, 40 * time.Second, 90 * time.Second}, r.Classes[interactive].Waits)
+	err := sharetest.Wait(interactive, 0.5).AtMost(0).Test(r)
+	assert.ErrorContains(t, err, "; the longest, 90 s, of a call that first asked at 0:30")
+}
+
 func TestMeasureOf(t *testing.T) {
 	r := measured(t)
 	assert.Equal(t, 3, sharetest.Offered(interactive).Of(r))

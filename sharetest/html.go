@@ -423,12 +423,16 @@ func (s *scale) timeTicks(r *Report) (ticks []label) {
 	for at := (r.From-midnight+step-1)/step*step + midnight; at <= r.To; at += step {
 		text := r.clock(at)
 		if step >= minute {
+			clock := r.Start.Add(at)
 			text = strings.TrimSuffix(text, ":00")
 			switch {
 			case r.Start.IsZero() && len(ticks) == 0:
 				text += " min"
-			case s.length > day && text == "00:00":
-				text = r.Start.Add(at).Format("Jan 2")
+			case r.Start.IsZero():
+			case s.length > day && clock.Format("15:04") == "00:00":
+				text = clock.Format("Jan 2")
+			default:
+				text = clock.Format("15:04")
 			}
 		}
 		ticks = append(ticks, label{X: part(s.x(r, at), width), Text: text})

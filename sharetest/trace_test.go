@@ -2,6 +2,7 @@ package sharetest_test
 
 import (
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -124,6 +125,18 @@ func TestMergeAlignsTracesByTheirStarts(t *testing.T) {
 	assert.Equal(t, time.Duration(25), sharetest.Merge(sharetest.Trace{Length: 20}, anywhere).Length)
 	assert.True(t, sharetest.Merge(anywhere).Start.IsZero())
 	assert.Empty(t, sharetest.Merge().Arrivals)
+}
+
+func TestMergeKeepsTheOrderOfOneInstant(t *testing.T) {
+	// So many that an order that is not kept shows.
+	instants := append(make([]time.Duration, 100), slices.Repeat([]time.Duration{1}, 100)...)
+	var traces []sharetest.Trace
+	var first, second []sharetest.Arrival
+	for i := range int64(5) {
+		traces = append(traces, sharetest.Trace{Length: 2, Arrivals: arrivals(i+1, instants...)})
+		first, second = append(first, traces[i].Arrivals[:100]...), append(second, traces[i].Arrivals[100:]...)
+	}
+	assert.Equal(t, slices.Concat(first, second), sharetest.Merge(traces...).Arrivals)
 }
 
 func TestMergeDoesNotDependOnTheOrderOfTraces(t *testing.T) {

@@ -96,7 +96,7 @@ func TestFlowIsAPoissonProcess(t *testing.T) {
 	t.Parallel()
 	flat := sharetest.Flow{Load: 1, Tokens: sharetest.Tokens{1000}}
 	curved := flat
-	curved.Curve = func(time.Duration) float64 { return 1 }
+	curved.Load, curved.Curve = 0.25, func(time.Duration) float64 { return 4 }
 	for name, flow := range map[string]sharetest.Flow{"flat": flat, "in pieces": curved} {
 		t.Run(name, func(t *testing.T) {
 			// The times between calls are exponential: as long on average as they are spread.
