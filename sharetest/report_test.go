@@ -209,6 +209,8 @@ advice      two.
 	r := tabled()
 	r.Start = time.Date(2026, 7, 28, 23, 59, 59, 0, time.UTC)
 	assert.True(t, strings.HasPrefix(r.String(), "the table, 00:00:59 to 12:00:04\n"), "the time of day: %v", r)
+	r.To += 24 * time.Hour
+	assert.True(t, strings.HasPrefix(r.String(), "the table, Jul 29 00:00:59 to Jul 30 12:00:04\n"), "and the day: %v", r)
 }
 
 func TestDurationsInATable(t *testing.T) {
@@ -217,6 +219,8 @@ func TestDurationsInATable(t *testing.T) {
 		time.Second: "1.0 s", 9900 * time.Millisecond: "9.9 s", 10 * time.Second: "10 s",
 		2*time.Minute - time.Second: "119 s",
 		2 * time.Minute:             "2.0 min", 90 * time.Minute: "90.0 min",
+		2*time.Hour - time.Minute: "119.0 min", 2 * time.Hour: "2.0 h",
+		25 * time.Hour: "25.0 h",
 	} {
 		r := sharetest.Report{}
 		r.Classes[batch].ShareDelay = wait
@@ -241,7 +245,7 @@ func TestTablesAreOfOneWidth(t *testing.T) {
 			assert.LessOrEqual(t, len(row), 120)
 		}
 		for _, row := range rows[1:] {
-			cells := strings.NewReplacer(" %", "%", " M", "M", " min", "min", " ms", "ms", " s", "s").Replace(row)
+			cells := strings.NewReplacer(" %", "%", " M", "M", " min", "min", " ms", "ms", " s", "s", " h", "h").Replace(row)
 			assert.Len(t, strings.Fields(cells), 10, "columns do not run into each other: %s", row)
 		}
 	}
