@@ -1,6 +1,7 @@
 package sharetest_test
 
 import (
+	"math"
 	"fmt"
 	"strings"
 	"testing"
@@ -231,6 +232,8 @@ func TestUnknownClassHasNothing(t *testing.T) {
 		assert.Zero(t, sharetest.ShareDelay(unknown).Of(r))
 		assert.ErrorContains(t, sharetest.Offered(unknown).AtLeast(1).Test(r), "calls offered of class(3) is 0")
 		assert.ErrorContains(t, sharetest.Wait(unknown, 1).AtMost(-time.Second).Test(r), "wait of class(3) at 1 is 0 s")
+		assert.ErrorContains(t, sharetest.GaveUp(unknown).AtMost(-1).Test(r), "when cannot be told")
+		assert.ErrorContains(t, sharetest.HeldUp(unknown).AtMost(-1).Test(r), "when cannot be told")
 	}
 }
 
@@ -241,4 +244,12 @@ func TestZeroReportSaysThatItCannotTellWhen(t *testing.T) {
 	assert.ErrorContains(t, sharetest.GaveUp(batch).AtMost(0).Test(r), "when cannot be told")
 	r.Classes[batch].Waits = []time.Duration{time.Second}
 	assert.ErrorContains(t, sharetest.Wait(batch, 1).AtMost(0).Test(r), "wait of batch at 1 is 1.0 s, want at most 0 s")
+}
+
+func TestALimitThatIsNoNumberIsNotFulfilled(t *testing.T) {
+	for _, limit := range []float64{math.NaN(), math.Inf(1)} {
+		require.Error(t, sharetest.Utilisation().AtLeast(limit).Test(measured(t)), limit)
+	}
+	require.Error(t, sharetest.Utilisation().AtMost(math.NaN()).Test(measured(t)))
+	require.NoError(t, sharetest.Utilisation().AtMost(math.Inf(1)).Test(measured(t)))
 }

@@ -42,10 +42,10 @@ func (b *bucket) take(now time.Duration, tokens int64) bool {
 	return true
 }
 
-// put puts back tokens that were taken and not used; of less than 0, it takes more.
-func (b *bucket) put(tokens int64) {
+// put puts back tokens that were taken and not used; of less than 0, it takes more at the instant now.
+func (b *bucket) put(now time.Duration, tokens int64) {
 	if tokens < 0 {
-		b.full = min(b.full+b.time(-tokens), 2*maxTime)
+		b.full = min(max(b.full, now)+b.time(-tokens), 2*maxTime)
 	} else {
 		b.full -= b.time(tokens)
 	}

@@ -358,3 +358,22 @@ func checkRead(t *testing.T, trace sharetest.Trace, err error) {
 		require.Nil(t, a.Pool)
 	}
 }
+
+func TestReadLogDoesNotDependOnTheZoneOfTheMachine(t *testing.T) {
+	here := time.Local
+	defer func() { time.Local = here }()
+	const text = "time,class,input_tokens,output_tokens\n2026-10-25T02:30:00+02:00,batch,1,1\n2026-10-25T04:30:00+02:00,batch,1,1\n"
+	elsewhere, err := sharetest.ReadLog("calls.csv", strings.NewReader(text))
+	require.NoError(t, err)
+	time.Local = time.FixedZone("HERE", 2*60*60)
+	trace, err := sharetest.ReadLog("calls.csv", strings.NewReader(text))
+	require.NoError(t, err)
+	assert.Equal(t, elsewhere.Start.String(), trace.Start.String())
+	assert.Equal(t, 2*time.Hour, trace.Arrivals[1].At)
+}
+
+func TestAReaderThatFailsAtOnceIsNotTakenForAnEmptyFile(t *testing.T) {
+	// It fails once, and has text afterwards.
+	_, err := sharetest.ReadLog("calls.csv", iotest.TimeoutReader(iotest.OneByteReader(strings.NewReader("time"))))
+	require.ErrorIs(t, err, iotest.ErrTimeout)
+}

@@ -11,7 +11,8 @@ import (
 	"github.com/quotashare/quotashare"
 )
 
-// A Report is what came of the traffic in an interval of a replay. It is data: it can be compared and marshalled.
+// A Report is what came of the traffic in an interval of a replay. It is data: a test reads its fields, and encoding/json
+// keeps them.
 type Report struct {
 	Name   string
 	Policy Policy
@@ -41,7 +42,8 @@ type Report struct {
 	// if no Window decided.
 	Advice []string
 
-	// Timeline is the course of the interval in short equal steps: 480 for the whole replay.
+	// Timeline is the course of the interval in short equal steps, 480 for the whole replay (fewer if that is a few
+	// nanoseconds long).
 	Timeline []Moment
 
 	history *history
@@ -332,10 +334,10 @@ func (r Report) String() string {
 			count(c.HeldUp), count(c.GaveUp+c.Dropped), median, most, longest, seconds(c.ShareDelay))
 	}
 	table.Flush() // it writes to a Builder, which does not fail
-	fmt.Fprintf(&text, "%-11s %s of the quota used; highest window %s of %s tokens; 429s: %s\n",
+	fmt.Fprintf(&text, " %-11s %s of the quota used; highest window %s of %s tokens; 429s: %s\n",
 		"account", percent(r.Utilisation), count(r.HighestWindow), count(r.Quota.Tokens), count(r.TooMany))
 	for _, advice := range r.Advice {
-		fmt.Fprintf(&text, "advice      %s\n", advice)
+		fmt.Fprintf(&text, " advice      %s\n", advice)
 	}
 	return text.String()
 }
@@ -357,9 +359,9 @@ func seconds(d time.Duration) string {
 	switch {
 	case d == 0:
 		return "0 s"
-	case d < time.Second:
+	case d <= 999*time.Millisecond:
 		return fmt.Sprintf("%.0f ms", math.Ceil(float64(d)/float64(time.Millisecond)))
-	case d < 10*time.Second:
+	case d < 9950*time.Millisecond:
 		return fmt.Sprintf("%.1f s", d.Seconds())
 	case d < 2*time.Minute:
 		return fmt.Sprintf("%.0f s", d.Seconds())

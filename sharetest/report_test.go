@@ -150,7 +150,7 @@ func TestAdviceIsThatOfTheWindow(t *testing.T) {
 	r := mustReplay(t, quota, trace, nil)
 	require.Len(t, r.Advice, 1)
 	assert.Contains(t, r.Advice[0], "raise its ceiling")
-	assert.Equal(t, 1, strings.Count(r.String(), "\nadvice      "+r.Advice[0]+"\n"))
+	assert.Equal(t, 1, strings.Count(r.String(), "\n advice      "+r.Advice[0]+"\n"))
 	assert.Nil(t, r.Between(0, time.Minute).Advice)
 	assert.Equal(t, r.Advice, r.Between(0, time.Minute).Between(0, trace.Length).Advice)
 	assert.Nil(t, mustReplay(t, quota, trace, &sharetest.Options{Policy: sharetest.Undecided}).Advice)
@@ -201,9 +201,9 @@ the table, 1:00 to 720:05
  interactive  172.8 M   61.0 %  123,456      999       10   998 ms 60.0 min 60.0 min    119 s
  background         0    0.0 %        1        0        0     12 s     12 s     12 s      0 s
  batch              0    0.0 %        0        0        0        -        -        -      0 s
-account     98.8 % of the quota used; highest window 999,999 of 1,000,000 tokens; 429s: 1,234
-advice      one.
-advice      two.
+ account     98.8 % of the quota used; highest window 999,999 of 1,000,000 tokens; 429s: 1,234
+ advice      one.
+ advice      two.
 `, "\n"), tabled().String())
 
 	r := tabled()
