@@ -58,8 +58,8 @@ type Wish struct {
 	text   string
 	during *interval // nil: the whole report
 
-	// miss says how far off a report is, as a part of the limit so that wishes of all kinds compare, and what was found. 0
-	// is fulfilled.
+	// miss says how far off a report is, as a part of the limit so that wishes of all kinds compare, and what was
+	// found. 0 is fulfilled.
 	miss func(*Report) (float64, string)
 }
 

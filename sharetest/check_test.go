@@ -1,8 +1,8 @@
 package sharetest_test
 
 import (
-	"math"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"

@@ -10,7 +10,8 @@ import (
 // A Provider is the account at the provider, which enforces the quota by itself: what it answers 429 is not done. The
 // zero Provider allows what the Quota says in an exact sliding window, and counts what calls used.
 type Provider struct {
-	// Tokens is what it allows in a Window; 0: what the Quota says. Another number is a quota that was configured wrong.
+	// Tokens is what it allows in a Window; 0: what the Quota says. Another number is a quota that was configured
+	// wrong.
 	Tokens int64
 
 	// Bucket makes it a token bucket that is refilled continuously, and holds what the account allows in this time. A

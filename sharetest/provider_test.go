@@ -128,8 +128,8 @@ func TestBucketOfExtremes(t *testing.T) {
 }
 
 func TestBucketOfASecondRefusesWhatAMinuteAllows(t *testing.T) {
-	// 60 calls of a thousand tokens at once are what a quota of 60,000 a minute allows; enforced as 1,000 a second one of
-	// them passes at a time.
+	// 60 calls of a thousand tokens at once are what a quota of 60,000 a minute allows; enforced as 1,000 a second one
+	// of them passes at a time.
 	quota, trace := quotashare.Quota{Tokens: 60_000}, sharetest.Trace{Length: time.Minute}
 	for range 60 {
 		trace.Arrivals = append(trace.Arrivals, at(0, 1000))

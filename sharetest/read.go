@@ -22,8 +22,8 @@ import (
 // The trace starts with the first row and ends with the last. The estimate of a call is what it used, ContextTokens and
 // GeneratedTokens together, 1 at least. How long it took is not recorded: Duration is 0, and can be filled in.
 //
-// It reads the whole of r. An error begins with name, which is that of the file, and the line: "conv.csv:17: ..."; one of
-// r itself has no line. A file without rows is an error.
+// It reads the whole of r. An error begins with name, which is that of the file, and the line: "conv.csv:17: ..."; one
+// of r itself has no line. A file without rows is an error.
 func ReadAzure(name string, r io.Reader, class quotashare.Class) (Trace, error) {
 	if class >= quotashare.NumClasses {
 		return Trace{}, fmt.Errorf("sharetest: class is %v: want interactive, background or batch", class)
@@ -41,17 +41,17 @@ func ReadAzure(name string, r io.Reader, class quotashare.Class) (Trace, error) 
 //
 //	time,class,input_tokens,output_tokens,seconds
 //
-// of which the last may be left out. The time is as in RFC 3339, with any zone, the class is "interactive", "background"
-// or "batch", the tokens are what the call used, and seconds is how long it took (without it 0). All else is as for
-// [ReadAzure].
+// of which the last may be left out. The time is as in RFC 3339, with any zone, the class is "interactive",
+// "background" or "batch", the tokens are what the call used, and seconds is how long it took (without it 0). All else
+// is as for [ReadAzure].
 func ReadLog(name string, r io.Reader) (Trace, error) {
 	return readTrace(name, r, format{
 		columns:  []string{"time", "class", "input_tokens", "output_tokens", "seconds"},
 		optional: 1,
 		time:     time.RFC3339,
 		parse: func(fields []string) (a Arrival, err error) {
-			// The one place where text becomes a class: this is a file that the owner of a service tests with. No request
-			// gets here.
+			// The one place where text becomes a class: this is a file that the owner of a service tests with. No
+			// request gets here.
 			for a.Class.String() != fields[1] {
 				if a.Class++; a.Class == quotashare.NumClasses {
 					return Arrival{}, fmt.Errorf("class is %q: want interactive, background or batch", fields[1])

@@ -32,8 +32,8 @@ type Options struct {
 // Callers say how the callers of a class behave.
 type Callers struct {
 	// Patience is how long a caller comes back before it gives up, from when it first asked. 0: as long as
-	// Window.Acquire makes its class wait, which is not at all for Interactive, two Windows for Background, and for ever for
-	// Batch. Negative: for ever.
+	// Window.Acquire makes its class wait, which is not at all for Interactive, two Windows for Background, and for
+	// ever for Batch. Negative: for ever.
 	Patience time.Duration
 
 	// Concurrency is how many calls of the class may be under way or ask at once, of those that are in no Pool; the
@@ -48,10 +48,10 @@ type Callers struct {
 //
 // Each call asks what decides. A refused caller comes back exactly when it was told to, and not earlier, until its
 // patience ends; one who is refused for good drops the call, and is back for another after quotashare.Backoff. What is
-// admitted goes to the provider, which counts the
-// estimate at once, and both put the actual number in its place when the call ends. A caller whom the provider answers
-// 429 was charged nothing, and comes back after half a second, then one, two, four, and eight seconds from then on, each
-// less up to a quarter at random: as the SDKs do, but until it gives up.
+// admitted goes to the provider, which counts the estimate at once, and both put the actual number in its place when
+// the call ends. A caller whom the provider answers 429 was charged nothing, and comes back after half a second, then
+// one, two, four, and eight seconds from then on, each less up to a quarter at random: as the SDKs do, but until it
+// gives up.
 //
 // The error names what is wrong with the quota, the trace or the options. Options may be nil.
 func Replay(quota quotashare.Quota, trace Trace, options *Options) (Report, error) {

@@ -11,8 +11,8 @@ import (
 	"github.com/quotashare/quotashare"
 )
 
-// A Report is what came of the traffic in an interval of a replay. It is data: a test reads its fields, and encoding/json
-// keeps them.
+// A Report is what came of the traffic in an interval of a replay. It is data: a test reads its fields, and
+// encoding/json keeps them.
 type Report struct {
 	Name   string
 	Policy Policy
@@ -34,12 +34,12 @@ type Report struct {
 
 	TooMany int // how often the provider answered 429
 
-	// Lent is how many tokens classes took above their shares, TakenBack how many of those left the window again, aged or
-	// settled for less. The difference, from the beginning of the replay on, is what is on loan.
+	// Lent is how many tokens classes took above their shares, TakenBack how many of those left the window again, aged
+	// or settled for less. The difference, from the beginning of the replay on, is what is on loan.
 	Lent, TakenBack int64
 
-	// Advice is Stats.Advice of the Window at the end of the replay. It is of the whole replay, and nil for a part of it, or
-	// if no Window decided.
+	// Advice is Stats.Advice of the Window at the end of the replay. It is of the whole replay, and nil for a part of
+	// it, or if no Window decided.
 	Advice []string
 
 	// Timeline is the course of the interval in short equal steps, 480 for the whole replay (fewer if that is a few
@@ -101,8 +101,8 @@ func (c ClassReport) Refusals() int {
 type Moment struct {
 	At time.Duration // when it begins
 
-	// Used is what the window held of each class when it was fullest, Kept what was then kept free for each: what it lately
-	// asked for, and its floor, up to its share, less what it had. Kept is zero where no Window decides.
+	// Used is what the window held of each class when it was fullest, Kept what was then kept free for each: what it
+	// lately asked for, and its floor, up to its share, less what it had. Kept is zero where no Window decides.
 	Used, Kept quotashare.ClassTokens
 
 	Refused [quotashare.NumClasses]int // answers in the part

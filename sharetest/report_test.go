@@ -128,7 +128,8 @@ func TestTimelineHas480Moments(t *testing.T) {
 }
 
 func TestTimelineShowsWhatIsKept(t *testing.T) {
-	// The floors keep 20 and 10 for the classes above while batch has 5 of its share of 20, and nothing more of its floor.
+	// The floors keep 20 and 10 for the classes above while batch has 5 of its share of 20, and nothing more of its
+	// floor.
 	trace := sharetest.Trace{Length: time.Minute, Arrivals: []sharetest.Arrival{{Class: batch, Estimate: 5, Actual: 5}}}
 	r := mustReplay(t, shared, trace, nil)
 	want := quotashare.ClassTokens{interactive: 20, background: 10, batch: 5} // its floor, beyond what it asked for

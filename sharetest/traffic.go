@@ -117,9 +117,9 @@ func (f Flow) arrivals(g *generator) ([]Arrival, error) {
 	}
 	callsPerNano := f.Load * float64(g.tokens) / float64(g.window) / max(sizes.Mean(), 1)
 	var calls []Arrival
-	// A Poisson process of one call per unit of time is stretched by the rate. next is what is left of the time, in these
-	// units, from the start of a piece to the next call. The conversions keep a processor that can from fusing two
-	// operations to one, which would round otherwise.
+	// A Poisson process of one call per unit of time is stretched by the rate. next is what is left of the time, in
+	// these units, from the start of a piece to the next call. The conversions keep a processor that can from fusing
+	// two operations to one, which would round otherwise.
 	next := exponential(g.random)
 	for start := f.From; start < to; start += piece {
 		end, rate := min(start+piece, to), callsPerNano
@@ -188,8 +188,8 @@ func (s Suite) validate(length time.Duration) error {
 }
 
 func (s Suite) arrivals(g *generator) ([]Arrival, error) {
-	// In a time of n Windows, begun ones included, no account gives more than n+1 times the quota; each worker may hold a
-	// call beyond that, still to be admitted.
+	// In a time of n Windows, begun ones included, no account gives more than n+1 times the quota; each worker may
+	// hold a call beyond that, still to be admitted.
 	most, spare := float64(g.tokens)*(float64(g.length/g.window)+2), s.Concurrency
 	pool := &Pool{Workers: s.Concurrency}
 	var calls []Arrival
