@@ -40,8 +40,7 @@ func ExampleWish() {
 
 	fmt.Println(sharetest.HeldUp(quotashare.Interactive).AtMost(0.01).Test(report))
 	// Output:
-	// sharetest: shares, 0:00 to 10:00: part of the calls held up of interactive is 43.0 %, want at most 1.0 %; first
-	// about 5:10, and most about 5:28 (56)
+	// sharetest: shares, 0:00 to 10:00: part of the calls held up of interactive is 43.0 %, want at most 1.0 %; first about 5:10, and most about 5:28 (56)
 }
 
 // What was decided at night is easily seen beside what else could have decided.
