@@ -43,7 +43,11 @@ func (m Measure[V]) wish(most string, limit V, when func(*Report) string, fulfil
 			if when != nil {
 				found += "; " + when(r)
 			}
-			return math.Abs(float64(value)-float64(limit)) / max(math.Abs(float64(limit)), float64(m.unit)), found
+			miss := math.Abs(float64(value)-float64(limit)) / max(math.Abs(float64(limit)), float64(m.unit))
+			if !(miss > 0 && miss < math.MaxFloat64) {
+				miss = math.MaxFloat64 // the limit is no number, and nothing fulfils it
+			}
+			return miss, found
 		},
 	}
 }
@@ -54,8 +58,8 @@ type Wish struct {
 	text   string
 	during *interval // nil: the whole report
 
-	// miss says how far off a report is, as a part of the limit so that wishes of all kinds compare, and what was found. 0
-	// is fulfilled.
+	// miss says how far off a report is, as a part of the limit so that wishes of all kinds compare, and what was
+	// found. 0 is fulfilled.
 	miss func(*Report) (float64, string)
 }
 
@@ -135,7 +139,7 @@ func GaveUp(class quotashare.Class) Measure[int] {
 		name: "calls given up of " + class.String(),
 		of:   func(r *Report) int { return r.class(class).GaveUp + r.class(class).Dropped },
 		tell: count[int], unit: 1,
-		when: func(r *Report) string { return r.worst(func(m *Moment) int { return m.GaveUp[class] }) },
+		when: func(r *Report) string { return r.worst(func(m *Moment) int { return of(&m.GaveUp, class) }) },
 	}
 }
 
@@ -150,7 +154,7 @@ func HeldUp(class quotashare.Class) Measure[float64] {
 		},
 		tell: percent, unit: 0.01,
 		when: func(r *Report) string {
-			return r.worst(func(m *Moment) int { return m.Refused[class] + m.TooMany[class] })
+			return r.worst(func(m *Moment) int { return of(&m.Refused, class) + of(&m.TooMany, class) })
 		},
 	}
 }
@@ -227,6 +231,14 @@ func (r *Report) class(class quotashare.Class) *ClassReport {
 		return &ClassReport{}
 	}
 	return &r.Classes[class]
+}
+
+// of returns the number of a class, 0 for one that does not exist.
+func of(n *[quotashare.NumClasses]int, class quotashare.Class) int {
+	if class >= quotashare.NumClasses {
+		return 0
+	}
+	return n[class]
 }
 
 // worst says when something happened first, and when most often.

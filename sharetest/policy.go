@@ -24,9 +24,9 @@ const (
 	// nothing to it. The refused come back after quotashare.Backoff.
 	StrictPriority
 
-	// PatternSketch is the rule in its first form: a class may have its share whatever the others hold, and borrow what the
-	// classes with larger shares leave beyond their floors. It can admit more than the quota. The refused come back after
-	// quotashare.Backoff.
+	// PatternSketch is the rule in its first form: a class may have its share whatever the others hold, and borrow
+	// what the classes with larger shares leave beyond their floors. It can admit more than the quota. The refused
+	// come back after quotashare.Backoff.
 	PatternSketch
 
 	numPolicies = iota

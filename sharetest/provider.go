@@ -10,7 +10,8 @@ import (
 // A Provider is the account at the provider, which enforces the quota by itself: what it answers 429 is not done. The
 // zero Provider allows what the Quota says in an exact sliding window, and counts what calls used.
 type Provider struct {
-	// Tokens is what it allows in a Window; 0: what the Quota says. Another number is a quota that was configured wrong.
+	// Tokens is what it allows in a Window; 0: what the Quota says. Another number is a quota that was configured
+	// wrong.
 	Tokens int64
 
 	// Bucket makes it a token bucket that is refilled continuously, and holds what the account allows in this time. A
@@ -42,10 +43,10 @@ func (b *bucket) take(now time.Duration, tokens int64) bool {
 	return true
 }
 
-// put puts back tokens that were taken and not used; of less than 0, it takes more.
-func (b *bucket) put(tokens int64) {
+// put puts back tokens that were taken and not used; of less than 0, it takes more at the instant now.
+func (b *bucket) put(now time.Duration, tokens int64) {
 	if tokens < 0 {
-		b.full = min(b.full+b.time(-tokens), 2*maxTime)
+		b.full = min(max(b.full, now)+b.time(-tokens), 2*maxTime)
 	} else {
 		b.full -= b.time(tokens)
 	}

@@ -22,8 +22,8 @@ import (
 // The trace starts with the first row and ends with the last. The estimate of a call is what it used, ContextTokens and
 // GeneratedTokens together, 1 at least. How long it took is not recorded: Duration is 0, and can be filled in.
 //
-// It reads the whole of r. An error begins with name, which is that of the file, and the line: "conv.csv:17: ...". A
-// file without rows is an error.
+// It reads the whole of r. An error begins with name, which is that of the file, and the line: "conv.csv:17: ..."; one
+// of r itself has no line. A file without rows is an error.
 func ReadAzure(name string, r io.Reader, class quotashare.Class) (Trace, error) {
 	if class >= quotashare.NumClasses {
 		return Trace{}, fmt.Errorf("sharetest: class is %v: want interactive, background or batch", class)
@@ -41,17 +41,17 @@ func ReadAzure(name string, r io.Reader, class quotashare.Class) (Trace, error) 
 //
 //	time,class,input_tokens,output_tokens,seconds
 //
-// of which the last may be left out. The time is as in RFC 3339, with any zone, the class is "interactive", "background"
-// or "batch", the tokens are what the call used, and seconds is how long it took (without it 0). All else is as for
-// [ReadAzure].
+// of which the last may be left out. The time is as in RFC 3339, with any zone, the class is "interactive",
+// "background" or "batch", the tokens are what the call used, and seconds is how long it took (without it 0). All else
+// is as for [ReadAzure].
 func ReadLog(name string, r io.Reader) (Trace, error) {
 	return readTrace(name, r, format{
 		columns:  []string{"time", "class", "input_tokens", "output_tokens", "seconds"},
 		optional: 1,
 		time:     time.RFC3339,
 		parse: func(fields []string) (a Arrival, err error) {
-			// The one place where text becomes a class: this is a file that the owner of a service tests with. No request
-			// gets here.
+			// The one place where text becomes a class: this is a file that the owner of a service tests with. No
+			// request gets here.
 			for a.Class.String() != fields[1] {
 				if a.Class++; a.Class == quotashare.NumClasses {
 					return Arrival{}, fmt.Errorf("class is %q: want interactive, background or batch", fields[1])
@@ -83,7 +83,11 @@ func (f *format) accepts(header []string) bool {
 }
 
 func readTrace(name string, r io.Reader, f format) (Trace, error) {
-	in := csv.NewReader(skipByteOrderMark(r))
+	text, err := skipByteOrderMark(r)
+	if err != nil {
+		return Trace{}, csvError(name, err)
+	}
+	in := csv.NewReader(text)
 	in.ReuseRecord = true
 	want := "want " + strings.Join(f.columns, ",")
 	fail := func(format string, args ...any) (Trace, error) {
@@ -115,7 +119,8 @@ func readTrace(name string, r io.Reader, f format) (Trace, error) {
 		case len(t.Arrivals) == maxArrivals:
 			return fail("the file has more than %d rows: want that many at most", maxArrivals)
 		}
-		at, err := time.Parse(f.time, fields[0])
+		// Not time.Parse, which makes times local where the zone is that of the machine.
+		at, err := time.ParseInLocation(f.time, fields[0], time.UTC)
 		if err != nil {
 			return fail("%s is %q: want a time such as %s", f.columns[0], fields[0], f.time)
 		}
@@ -166,11 +171,16 @@ func csvError(name string, err error) error {
 }
 
 // skipByteOrderMark skips what some programs begin a file of UTF-8 with.
-func skipByteOrderMark(r io.Reader) io.Reader {
+func skipByteOrderMark(r io.Reader) (io.Reader, error) {
 	const mark = "\uFEFF"
 	buffered := bufio.NewReader(r)
-	if start, _ := buffered.Peek(len(mark)); string(start) == mark {
-		_, _ = buffered.Discard(len(mark)) // it was peeked, so it is there
+	start, err := buffered.Peek(len(mark))
+	if err != nil && err != io.EOF {
+		return nil, err
 	}
-	return buffered
+	if string(start) == mark {
+		_, err = buffered.Discard(len(mark)) // it was peeked, so it is there
+		return buffered, err
+	}
+	return buffered, nil
 }

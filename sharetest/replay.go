@@ -32,8 +32,8 @@ type Options struct {
 // Callers say how the callers of a class behave.
 type Callers struct {
 	// Patience is how long a caller comes back before it gives up, from when it first asked. 0: as long as
-	// Window.Acquire makes its class wait, which is not at all for Interactive, two Windows for Background, and for ever for
-	// Batch. Negative: for ever.
+	// Window.Acquire makes its class wait, which is not at all for Interactive, two Windows for Background, and for
+	// ever for Batch. Negative: for ever.
 	Patience time.Duration
 
 	// Concurrency is how many calls of the class may be under way or ask at once, of those that are in no Pool; the
@@ -47,10 +47,11 @@ type Callers struct {
 // Replay lets callers ask for the calls of a trace, and reports what came of them.
 //
 // Each call asks what decides. A refused caller comes back exactly when it was told to, and not earlier, until its
-// patience ends; one who is refused for good drops the call. What is admitted goes to the provider, which counts the
-// estimate at once, and both put the actual number in its place when the call ends. A caller whom the provider answers
-// 429 was charged nothing, and comes back after half a second, then one, two, four, and eight seconds from then on, each
-// less up to a quarter at random: as the SDKs do, but until it gives up.
+// patience ends; one who is refused for good drops the call, and is back for another after quotashare.Backoff. What is
+// admitted goes to the provider, which counts the estimate at once, and both put the actual number in its place when
+// the call ends. A caller whom the provider answers 429 was charged nothing, and comes back after half a second, then
+// one, two, four, and eight seconds from then on, each less up to a quarter at random: as the SDKs do, but until it
+// gives up.
 //
 // The error names what is wrong with the quota, the trace or the options. Options may be nil.
 func Replay(quota quotashare.Quota, trace Trace, options *Options) (Report, error) {
@@ -198,8 +199,8 @@ func (r *replay) open(quota quotashare.Quota) (err error) {
 	return nil
 }
 
-// play lets everything happen, in the order of time. Of what falls on one instant first a tick of the history comes,
-// then a charge leaves the window, then comes what was planned, then what arrives.
+// play lets everything happen, in the order of time. Of what falls on one instant first charges leave the window, then
+// comes a tick of the history, then what was planned, then what arrives.
 func (r *replay) play() error {
 	const never = math.MaxInt64
 	for {
@@ -213,17 +214,16 @@ func (r *replay) play() error {
 		if r.arrived < len(r.trace.Arrivals) {
 			arrival = r.trace.Arrivals[r.arrived].At
 		}
-		next := min(expiry, planned, arrival)
-		r.now = min(tick, next)
+		r.now = min(expiry, tick, planned, arrival)
 		switch {
 		case r.now >= r.trace.Length:
 			return nil
-		case tick <= next:
+		case r.now == expiry:
+			r.looked(r.book.expire())
+		case r.now == tick:
 			r.history.tick()
 			r.picture()
-		case expiry == next:
-			r.looked(r.book.expire())
-		case planned == next:
+		case r.now == planned:
 			c := heap.Pop(&r.agenda).(*call)
 			if err := r.happen(c); err != nil {
 				return err
@@ -357,7 +357,7 @@ func (r *replay) end(c *call) {
 	}
 	c.grant.Settle(c.Actual)
 	if r.bucket != nil {
-		r.bucket.put(c.Estimate - c.Actual)
+		r.bucket.put(r.now, c.Estimate-c.Actual)
 	}
 	if !r.book.settle(r.now, c.charge, c.Actual) {
 		return

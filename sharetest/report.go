@@ -11,7 +11,8 @@ import (
 	"github.com/quotashare/quotashare"
 )
 
-// A Report is what came of the traffic in an interval of a replay. It is data: it can be compared and marshalled.
+// A Report is what came of the traffic in an interval of a replay. It is data: a test reads its fields, and
+// encoding/json keeps them.
 type Report struct {
 	Name   string
 	Policy Policy
@@ -33,15 +34,16 @@ type Report struct {
 
 	TooMany int // how often the provider answered 429
 
-	// Lent is how many tokens classes took above their shares, TakenBack how many of those left the window again, aged or
-	// settled for less. The difference, from the beginning of the replay on, is what is on loan.
+	// Lent is how many tokens classes took above their shares, TakenBack how many of those left the window again, aged
+	// or settled for less. The difference, from the beginning of the replay on, is what is on loan.
 	Lent, TakenBack int64
 
-	// Advice is Stats.Advice of the Window at the end of the replay. It is of the whole replay, and nil for a part of it, or
-	// if no Window decided.
+	// Advice is Stats.Advice of the Window at the end of the replay. It is of the whole replay, and nil for a part of
+	// it, or if no Window decided.
 	Advice []string
 
-	// Timeline is the course of the interval in short equal steps: 480 for the whole replay.
+	// Timeline is the course of the interval in short equal steps, 480 for the whole replay (fewer if that is a few
+	// nanoseconds long).
 	Timeline []Moment
 
 	history *history
@@ -99,8 +101,8 @@ func (c ClassReport) Refusals() int {
 type Moment struct {
 	At time.Duration // when it begins
 
-	// Used is what the window held of each class when it was fullest, Kept what was then kept free for each: what it lately
-	// asked for, and its floor, up to its share, less what it had. Kept is zero where no Window decides.
+	// Used is what the window held of each class when it was fullest, Kept what was then kept free for each: what it
+	// lately asked for, and its floor, up to its share, less what it had. Kept is zero where no Window decides.
 	Used, Kept quotashare.ClassTokens
 
 	Refused [quotashare.NumClasses]int // answers in the part
@@ -332,17 +334,20 @@ func (r Report) String() string {
 			count(c.HeldUp), count(c.GaveUp+c.Dropped), median, most, longest, seconds(c.ShareDelay))
 	}
 	table.Flush() // it writes to a Builder, which does not fail
-	fmt.Fprintf(&text, "%-11s %s of the quota used; highest window %s of %s tokens; 429s: %s\n",
+	fmt.Fprintf(&text, " %-11s %s of the quota used; highest window %s of %s tokens; 429s: %s\n",
 		"account", percent(r.Utilisation), count(r.HighestWindow), count(r.Quota.Tokens), count(r.TooMany))
 	for _, advice := range r.Advice {
-		fmt.Fprintf(&text, "advice      %s\n", advice)
+		fmt.Fprintf(&text, " advice      %s\n", advice)
 	}
 	return text.String()
 }
 
 // clock tells an instant: the time of day, if the trace has one, or minutes and seconds since its start.
 func (r Report) clock(at time.Duration) string {
-	if !r.Start.IsZero() {
+	switch {
+	case !r.Start.IsZero() && r.To > 24*time.Hour:
+		return r.Start.Add(at).Format("Jan 2 15:04:05")
+	case !r.Start.IsZero():
 		return r.Start.Add(at).Format("15:04:05")
 	}
 	at = at.Round(time.Second)
@@ -354,14 +359,16 @@ func seconds(d time.Duration) string {
 	switch {
 	case d == 0:
 		return "0 s"
-	case d < time.Second:
+	case d <= 999*time.Millisecond:
 		return fmt.Sprintf("%.0f ms", math.Ceil(float64(d)/float64(time.Millisecond)))
-	case d < 10*time.Second:
+	case d < 9950*time.Millisecond:
 		return fmt.Sprintf("%.1f s", d.Seconds())
 	case d < 2*time.Minute:
 		return fmt.Sprintf("%.0f s", d.Seconds())
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%.1f min", d.Minutes())
 	}
-	return fmt.Sprintf("%.1f min", d.Minutes())
+	return fmt.Sprintf("%.1f h", d.Hours())
 }
 
 func percent(part float64) string { return fmt.Sprintf("%.1f %%", 100*part) }

@@ -127,9 +127,9 @@ func testNight(t *testing.T, f floors, least float64, sizes []int64) {
 }
 
 func TestMorningNobodyWaits(t *testing.T) {
-	// The rush begins after five windows, when batch holds all that it can. People would wait in the two windows in which
-	// batch gives back, so the quantile is of these alone. What batch keeps is measured after them, since at first it still
-	// holds more than its share; over ten windows, for of the largest calls it is two in each.
+	// The rush begins after five windows, when batch holds all that it can. People would wait in the two windows in
+	// which batch gives back, so the quantile is of these alone. What batch keeps is measured after them, since at
+	// first it still holds more than its share; over ten windows, for of the largest calls it is two in each.
 	const rush, settled, end = 5 * window, 7 * window, 17 * window
 	for _, tokens := range batchSizes {
 		t.Run(fmt.Sprintf("batch=%v", tokens), func(t *testing.T) {
@@ -146,8 +146,8 @@ func TestMorningNobodyWaits(t *testing.T) {
 }
 
 func TestHugeInteractiveCallIdlesNothing(t *testing.T) {
-	// A call of 71 % is a loan, as its class's share is 70 %. It comes when the account is full, at three windows, and again
-	// whenever it was admitted; nothing must be kept for it. Light interactive traffic and background go on.
+	// A call of 71 % is a loan, as its class's share is 70 %. It comes when the account is full, at three windows, and
+	// again whenever it was admitted; nothing must be kept for it. Light interactive traffic and background go on.
 	const start, from, to = 3 * window, 5 * window, 20 * window
 	huge, one := sharetest.Trace{Length: to}, &sharetest.Pool{Workers: 1}
 	for range 100 {
@@ -180,8 +180,9 @@ func TestSaturatedEverybodyHasItsShare(t *testing.T) {
 }
 
 func TestFloodLeavesLatecomersTheirShares(t *testing.T) {
-	// Interactive alone asks for half as much again as the account has, and borrows all it can. In the very first window
-	// after the others have come they must be admitted their shares, to a percent of the quota, and have them from then on.
+	// Interactive alone asks for half as much again as the account has, and borrows all it can. In the very first
+	// window after the others have come they must be admitted their shares, to a percent of the quota, and have them
+	// from then on.
 	const come, to = 3 * window, 6 * window
 	traffic := []sharetest.Part{people(1.5, 0), scheduled(0.6, come), hungry(come, batchSizes[1])}
 	eachSeed(t, allFloors, to, traffic, func(t *testing.T, r sharetest.Report) {
@@ -201,17 +202,8 @@ func checkDefaultShares(t *testing.T, r sharetest.Report, within float64) {
 }
 
 func TestRealTraces(t *testing.T) {
-	quota := quotashare.Quota{
-		Tokens: account,
-		Shares: quotashare.Fractions{interactive: 0.8, background: 0.1, batch: 0.1},
-		Floors: quotashare.ElasticFloors,
-	}
-	recorded := sharetest.Merge(
-		readAzure(t, "azure_llm_2023_conv.csv", interactive), readAzure(t, "azure_llm_2023_code.csv", background))
-	require.Len(t, recorded.Arrivals, 28_185)
-	suite, err := sharetest.Generate(quota, recorded.Length, 1, hungry(0, batchSizes[1]))
-	require.NoError(t, err)
-	report, err := sharetest.Replay(quota, sharetest.Merge(recorded, suite), nil)
+	quota, trace := realTraces(t)
+	report, err := sharetest.Replay(quota, trace, nil)
 	require.NoError(t, err)
 	t.Log(report)
 	sharetest.Check(t, report, sharetest.TooMany().AtMost(0), sharetest.HighestWindow().AtMost(account),
@@ -220,7 +212,7 @@ func TestRealTraces(t *testing.T) {
 }
 
 // readAzure reads one of the recordings, which are not part of the repository.
-func readAzure(t *testing.T, name string, class quotashare.Class) sharetest.Trace {
+func readAzure(t testing.TB, name string, class quotashare.Class) sharetest.Trace {
 	t.Helper()
 	file, err := os.Open(filepath.Join("..", "..", "shared", "traces", name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -231,4 +223,30 @@ func readAzure(t *testing.T, name string, class quotashare.Class) sharetest.Trac
 	trace, err := sharetest.ReadAzure(name, file, class)
 	require.NoError(t, err)
 	return trace
+}
+
+// realTraces are the two recorded hours together, and a hungry batch.
+func realTraces(t testing.TB) (quotashare.Quota, sharetest.Trace) {
+	t.Helper()
+	quota := quotashare.Quota{
+		Tokens: account,
+		Shares: quotashare.Fractions{interactive: 0.8, background: 0.1, batch: 0.1},
+		Floors: quotashare.ElasticFloors,
+	}
+	recorded := sharetest.Merge(
+		readAzure(t, "azure_llm_2023_conv.csv", interactive), readAzure(t, "azure_llm_2023_code.csv", background))
+	require.Len(t, recorded.Arrivals, 28_185)
+	suite, err := sharetest.Generate(quota, recorded.Length, 1, hungry(0, batchSizes[1]))
+	require.NoError(t, err)
+	return quota, sharetest.Merge(recorded, suite)
+}
+
+// BenchmarkRealTraces replays an hour: go test ./sharetest -run '^$' -bench RealTraces
+func BenchmarkRealTraces(b *testing.B) {
+	quota, trace := realTraces(b)
+	for b.Loop() {
+		report, err := sharetest.Replay(quota, trace, nil)
+		require.NoError(b, err)
+		require.Zero(b, report.TooMany)
+	}
 }

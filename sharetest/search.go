@@ -59,12 +59,12 @@ const (
 // as near as it can. It begins with the quota, keeps all else of it, and changes as little as it must: where quota
 // fulfils them itself, it is what is found.
 //
-// It tries the quota and the usual floors, and from the best of them on moves share from a class to another, and floors
-// and ceilings up and down, in steps of 20, 10, 5 and 2 % of the quota, as long as that helps. How far a table is off is
-// the sum over the wishes of m/(1+m), where m is how far the value is beyond its limit, as a part of the limit. That finds
-// a table that is better than all those around it: no proof that there is none elsewhere. No class's share falls below
-// 5 %, or what it was, lest it starve for the wishes of others. The trace is replayed 100 times at most, and the same
-// arguments always find the same.
+// It tries the quota and the usual floors, and from the best of them on moves share from a class to another, and
+// floors and ceilings up and down, in steps of 20, 10, 5 and 2 % of the quota, as long as that helps. How far a table
+// is off is the sum over the wishes of m/(1+m), where m is how far the value is beyond its limit, as a part of the
+// limit. That finds a table that is better than all those around it: no proof that there is none elsewhere. No class's
+// share falls below 5 %, or what it was, lest it starve for the wishes of others. The trace is replayed 100 times at
+// most, and the same arguments always find the same.
 //
 // The error is that of Replay.
 func Search(quota quotashare.Quota, trace Trace, options *Options, wishes ...Wish) (Found, error) {

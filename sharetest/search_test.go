@@ -29,7 +29,9 @@ func search(t *testing.T, quota quotashare.Quota, wishes ...sharetest.Wish) shar
 	return found
 }
 
-func atNight(least float64) sharetest.Wish { return sharetest.Share(batch).AtLeast(least).During(0, dawn) }
+func atNight(least float64) sharetest.Wish {
+	return sharetest.Share(batch).AtLeast(least).During(0, dawn)
+}
 
 var nobodyGivesUp = []sharetest.Wish{
 	sharetest.GaveUp(interactive).AtMost(0), sharetest.Wait(interactive, 0.99).AtMost(time.Second),

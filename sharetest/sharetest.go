@@ -15,5 +15,6 @@
 // numbers and in floating point operations that are exactly rounded everywhere.
 //
 // Instants are durations since the start of the trace. Tokens are whole tokens of the quota. The package starts no
-// goroutine and reads no clock. Its functions are safe for concurrent use as long as nobody changes what they were given.
+// goroutine and reads no clock. Its functions are safe for concurrent use as long as nobody changes what they were
+// given.
 package sharetest

@@ -11,8 +11,8 @@ import (
 
 // A Trace is traffic: the calls that callers want to make, whatever becomes of them.
 type Trace struct {
-	// Start is the time of day of instant 0, for traffic that was recorded, or that shall read as if it were. Reports and
-	// pages tell times by it. Zero: instants are told as durations.
+	// Start is the time of day of instant 0, for traffic that was recorded, or that shall read as if it were. Reports
+	// and pages tell times by it. Zero: instants are told as durations.
 	Start time.Time
 
 	// Length is how long the traffic is replayed. What is under way or waits at its end stays so.

@@ -72,7 +72,7 @@ type Flow struct {
 	From, To time.Duration
 
 	// Curve is a factor on Load at each instant, 0 or more, such as [Day]; nil: 1 all the time. It is read 60 times a
-	// Window.
+	// Window, but a million times at most.
 	Curve func(at time.Duration) float64
 
 	// Tokens are the sizes of the calls: estimate, and what they have used in the end; 1 token at least. Nil:
@@ -113,13 +113,13 @@ func (f Flow) arrivals(g *generator) ([]Arrival, error) {
 	// Where the rate never changes one piece is enough.
 	piece := to
 	if f.Curve != nil {
-		piece = max(g.window/60, 1)
+		piece = max(g.window/60, g.length/1_000_000, 1)
 	}
 	callsPerNano := f.Load * float64(g.tokens) / float64(g.window) / max(sizes.Mean(), 1)
 	var calls []Arrival
-	// A Poisson process of one call per unit of time is stretched by the rate. next is what is left of the time, in these
-	// units, from the start of a piece to the next call. The conversions keep a processor that can from fusing two
-	// operations to one, which would round otherwise.
+	// A Poisson process of one call per unit of time is stretched by the rate. next is what is left of the time, in
+	// these units, from the start of a piece to the next call. The conversions keep a processor that can from fusing
+	// two operations to one, which would round otherwise.
 	next := exponential(g.random)
 	for start := f.From; start < to; start += piece {
 		end, rate := min(start+piece, to), callsPerNano
@@ -158,7 +158,7 @@ var day = [24]int{4, 3, 2, 2, 2, 2, 3, 6, 10, 14, 17, 17, 15, 17, 19, 19, 18, 16
 type Suite struct {
 	Start time.Duration // when the workers begin
 
-	// Count is how many calls there are. 0: so many that the suite outlasts the trace, however much it is given.
+	// Count is how many calls there are. 0: so many that the suite outlasts the trace, were it given all of the quota.
 	Count int
 
 	// Concurrency is how many workers make them, at least 1.
@@ -188,8 +188,8 @@ func (s Suite) validate(length time.Duration) error {
 }
 
 func (s Suite) arrivals(g *generator) ([]Arrival, error) {
-	// In a time of n Windows, begun ones included, no account gives more than n+1 times the quota; each worker may hold a
-	// call beyond that, still to be admitted.
+	// In a time of n Windows, begun ones included, no account gives more than n+1 times the quota; each worker may
+	// hold a call beyond that, still to be admitted.
 	most, spare := float64(g.tokens)*(float64(g.length/g.window)+2), s.Concurrency
 	pool := &Pool{Workers: s.Concurrency}
 	var calls []Arrival

@@ -54,6 +54,21 @@ func TestRecordings(t *testing.T) {
 	assert.Contains(t, out, "nobody gave up, and nobody waited: all 2 calls were admitted at once.")
 }
 
+func TestPage(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "night.html")
+	out := output(t, "-page", file)
+	assert.True(t, strings.HasPrefix(out, output(t)), "the page changes nothing of the table")
+	assert.Contains(t, out, "to open in a browser: "+file)
+	page, err := os.ReadFile(file)
+	require.NoError(t, err)
+	for _, name := range []string{"Nothing decides", "Shares with the default floors", "Shares with elastic floors"} {
+		assert.Contains(t, string(page), ">"+name+"</h2>")
+	}
+
+	err = run([]string{"-page", filepath.Join(file, "inside a file")}, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "night.html")
+}
+
 func TestErrors(t *testing.T) {
 	good := write(t, "good.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n")
 	bad := write(t, "bad.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,-4\n")
