@@ -133,8 +133,8 @@ func WithShadow(report func(*DeniedError)) Option {
 // Waiters of one class are served in the order of their arrival; classes do not block each other, and room is offered
 // to Interactive first, then Background, then Batch. A waiter that is larger than its class's share can be served by a
 // loan alone; it holds up those who need a loan too, and a call within the share passes it. A waiter charges nothing.
-// It counts as demand of its class while it waits, unless it is larger than the share. It waits on a channel and a timer
-// of its own: nothing polls, and no goroutine is started.
+// It counts as demand of its class while it waits, unless it is larger than the share. It waits on a channel and a
+// timer of its own: nothing polls, and no goroutine is started.
 //
 // The error is a *DeniedError. It comes at once for a call that will never fit (Permanent), also if SetQuota makes it
 // so during the wait; when the class's longest wait is over; and when ctx is done, and then errors.Is(err, ctx.Err()).

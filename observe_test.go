@@ -92,7 +92,8 @@ func TestObserveAllowsForWhatWasChargedMeanwhile(t *testing.T) {
 		_, d := w.TryAcquire(Interactive, tokens)
 		require.True(t, d.Admitted)
 	}
-	// A call was sent when 800 tokens were ours. Its answer says that 200 are left, but comes when they have left the window.
+	// A call was sent when 800 tokens were ours. Its answer says that 200 are left, but comes when they have left the
+	// window.
 	charge(800)
 	clock.advance(59 * time.Second)
 	charge(100)
@@ -100,7 +101,8 @@ func TestObserveAllowsForWhatWasChargedMeanwhile(t *testing.T) {
 	w.Observe(100, 10*time.Second)
 	assert.Zero(t, w.Usage().Others, "the 800 explain it")
 
-	// One that was sent after they had left says something. Parts of the window are a twelfth, so it must be a while after.
+	// One that was sent after they had left says something. Parts of the window are a twelfth, so it must be a while
+	// after.
 	clock.advance(15 * time.Second)
 	w.Observe(99, 5*time.Second)
 	assert.EqualValues(t, 801, w.Usage().Others)

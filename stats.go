@@ -27,12 +27,12 @@ type ClassStats struct {
 	Refused  [NumReasons]uint64 // calls by Reason; in a shadow Window, those that would have been refused
 	Waits    [NumReasons]uint64 // calls that had to wait in Acquire, by the Reason why they did not fit at once
 
-	// HeldUpWithinShare counts those of Refused and Waits that waiting could help and that the class's share had room for,
-	// with nobody of the class ahead.
+	// HeldUpWithinShare counts those of Refused and Waits that waiting could help and that the class's share had room
+	// for, with nobody of the class ahead.
 	HeldUpWithinShare uint64
 
-	// FillAtRefusal is how full the window was, on average, when a call of the class was refused that waiting could help,
-	// or had to wait: 0.4 is 40 % of the quota. It is 0 if there was none.
+	// FillAtRefusal is how full the window was, on average, when a call of the class was refused that waiting could
+	// help, or had to wait: 0.4 is 40 % of the quota. It is 0 if there was none.
 	FillAtRefusal float64
 
 	EstimatedTokens int64 // of the calls admitted

@@ -62,9 +62,9 @@ type Window struct {
 type Option struct{ apply func(*Window) error }
 
 // WithClock makes the Window read the time from now, for tests and for replays in virtual time; nil is the monotonic
-// clock of the process, as without the option. It is called with the Window's lock held: it must be quick, must not use
-// the Window and must not panic. Acquire sleeps by the real clock all the same, and looks again as often as it must while
-// now stands still just before a call fits: to test it, use testing/synctest and no WithClock.
+// clock of the process, as without the option. It is called with the Window's lock held: it must be quick, must not
+// use the Window and must not panic. Acquire sleeps by the real clock all the same, and looks again as often as it
+// must while now stands still just before a call fits: to test it, use testing/synctest and no WithClock.
 //
 // The window's time never runs backwards. A reading that lies back by more than a 600th of the window is a clock that
 // was set: the window's time stands still for that step and goes on from there. One that lies back by less is an old
@@ -300,8 +300,8 @@ func (w *Window) age() {
 	if w.now < w.changes {
 		return
 	}
-	// The parts of the peaks begin with the demand as it was then, which the logs still tell: nothing was charged since.
-	// What is older than the peaks remember need not be told.
+	// The parts of the peaks begin with the demand as it was then, which the logs still tell: nothing was charged
+	// since. What is older than the peaks remember need not be told.
 	if missed := (w.now-w.turn)/w.part - sliding.PeakParts; missed > 0 {
 		w.turn += missed * w.part
 	}
@@ -458,9 +458,9 @@ func (w *Window) turnAt(n int) int64 {
 }
 
 // Observe takes what the provider says is left of the account, in the units of the quota, in its answer to a call that
-// was sent so long ago: the header that many send ("x-ratelimit-remaining-tokens"). What the provider counts beyond what
-// this Window charged is Usage.Others. It keeps everybody's room down for one Window after it was told, and at most a
-// twelfth longer.
+// was sent so long ago: the header that many send ("x-ratelimit-remaining-tokens"). What the provider counts beyond
+// what this Window charged is Usage.Others. It keeps everybody's room down for one Window after it was told, and at
+// most a twelfth longer.
 //
 // It only ever tightens: a value that leaves more room than there is changes nothing. What was charged meanwhile is
 // allowed for, as nobody knows whether the provider counted it. Changed by nothing is also a value that is negative,
@@ -494,9 +494,10 @@ func (w *Window) Observe(remaining int64, sent time.Duration) {
 	}
 }
 
-// Throttled takes an answer of 429 by the provider: the account is full, whatever this Window thinks. Nothing is admitted
-// until retryAfter is over, and nothing is lent for a whole Window. If the provider does not say when to come back,
-// retryAfter is 0 or less, and Backoff of Interactive stands for it. What is refused meanwhile is ReasonQuotaFull.
+// Throttled takes an answer of 429 by the provider: the account is full, whatever this Window thinks. Nothing is
+// admitted until retryAfter is over, and nothing is lent for a whole Window. If the provider does not say when to come
+// back, retryAfter is 0 or less, and Backoff of Interactive stands for it. What is refused meanwhile is
+// ReasonQuotaFull.
 //
 // A retryAfter above two Windows is no word on this limit, in which everything is gone a Window after it was counted: a
 // daily quota, or a budget, is spent. It changes nothing.

@@ -594,7 +594,7 @@ func TestOtherFamiliesOfHeadersDoNoHarm(t *testing.T) {
 
 	answer := get(503, `{}`, "X-Should-Retry", "false", "Retry-After", "20")
 	assert.Equal(t, "false", answer.Header.Get("X-Should-Retry"), "as it came")
-	headroom(t, w, quotashare.Interactive, 4_999_911-60)
+	headroom(t, w, quotashare.Interactive, 4_999_911)
 
 	get(429, fmt.Sprintf(`{"error":{"code":429,"details":[{"@type":"RetryInfo","retryDelay":%q}]}}`, "59s"))
 	_, d := w.TryAcquire(quotashare.Interactive, 1)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// The headers in which providers tell how much of a limit is left, and when it will be whole again, by unit, in the form
-// that http.Header keeps. OpenAI, Azure and Groq write x-ratelimit-..., Mistral with -minute, Anthropic
+// The headers in which providers tell how much of a limit is left, and when it will be whole again, by unit, in the
+// form that http.Header keeps. OpenAI, Azure and Groq write x-ratelimit-..., Mistral with -minute, Anthropic
 // anthropic-ratelimit-.... Where several are there the smallest counts.
 var limitHeaders = [numUnits][]struct{ remaining, reset string }{
 	TotalTokens: {
@@ -42,8 +42,8 @@ func remaining(h http.Header, unit Unit) (left int64, told bool) {
 }
 
 // retryAfter returns how long an answer of 429 tells to wait, 0 if it does not: by Retry-After-Ms, by Retry-After in
-// seconds or as a date, and without these by the reset of what is used up. It is never negative, and more than a Duration
-// holds is the longest.
+// seconds or as a date, and without these by the reset of what is used up. It is never negative, and more than a
+// Duration holds is the longest.
 func retryAfter(h http.Header, now time.Time) time.Duration {
 	// By the provider's clock, which is not ours.
 	if date, err := http.ParseTime(first(h, "Date")); err == nil {

@@ -23,9 +23,9 @@ import (
 	"github.com/quotashare/quotashare"
 )
 
-// Enter returns a handler that stamps each request with the source, which is where the work enters, and hands it on: what
-// is called with the context of the request is of that class. As with quotashare.WithSource, nothing raises the class of
-// a context that was stamped before, and nothing in the request has a say.
+// Enter returns a handler that stamps each request with the source, which is where the work enters, and hands it on:
+// what is called with the context of the request is of that class. As with quotashare.WithSource, nothing raises the
+// class of a context that was stamped before, and nothing in the request has a say.
 func Enter(source quotashare.Source, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(w, r.WithContext(quotashare.WithSource(r.Context(), source)))

@@ -9,15 +9,16 @@ import (
 	"github.com/quotashare/quotashare/internal/sliding"
 )
 
-// A Profile says how a provider counts. The zero Profile counts all input and output tokens that were used, which is
-// safe everywhere; those below are what providers document, as of 2026. Change what differs for a model or an account.
+// A Profile says how a provider counts. The zero Profile counts all input and output tokens that were used; those below
+// are what providers document, as of 2026. Change what differs for a model or an account.
 type Profile struct {
-	// CountsReserved is a provider that counts what a request reserves, its input and its output limit, and gives nothing
-	// back: the estimate stands.
+	// CountsReserved is a provider that counts what a request reserves, its input and its output limit, and gives
+	// nothing back: the estimate stands.
 	CountsReserved bool
 
-	// CountsFailed is a provider that counts requests that it answers with an error. Without it an answer of 4xx settles
-	// the estimate with 0. One of 5xx, which may have used tokens, leaves it everywhere.
+	// CountsFailed is a provider that counts requests that it turns away: an answer of 3xx, 4xx, 503 or 529 leaves the
+	// estimate. Without it such a request has used no tokens, and was no request either if the answer is 429. Other
+	// errors, which may have used tokens, leave the estimate everywhere, and a 429 for a spent budget never does.
 	CountsFailed bool
 
 	// CachedInputFree is a provider that does not count input that it read from its cache.
@@ -26,33 +27,35 @@ type Profile struct {
 	// OutputFactor is how many tokens of the quota a token of output counts for. 0 is 1.
 	OutputFactor float64
 
-	// DefaultOutput is the output limit, in tokens, of a request that gives none.
+	// DefaultOutput is the output limit, in tokens, of a request that gives none. What it misses is charged in the end
+	// if the provider counts what was used.
 	DefaultOutput int64
 
-	// BytesPerToken is how many bytes of a request's body make a token of input. 0 is 3: English has 4 and more, Chinese
-	// 3, code about 3. So little is meant, for what an estimate misses is charged whether there is room or not.
+	// BytesPerToken is how many bytes of a request's body make a token of input. 0 is 3: English has 4 and more,
+	// Chinese 3, code about 3. So little is meant, for what an estimate misses is charged whether there is room or
+	// not.
 	BytesPerToken float64
 
-	// AttachmentTokens is what an image, a sound, or a file counts for, inline as base64 or by its address, whatever its
-	// size in bytes. 0 is 1,600: an image of the size that Anthropic scales to.
+	// AttachmentTokens is what an image, a sound, or a file counts for, inline as base64 or by its address, whatever
+	// its size in bytes. 0 is 1,600: an image of the size that Anthropic scales to. A long PDF is more.
 	AttachmentTokens int64
 }
 
 var (
-	// OpenAI counts the larger of the output limit and of what it makes of the size of the input when the request comes,
-	// and unsuccessful requests too. (Rate limits guide; the estimate adds both up, and is never below it.)
+	// OpenAI counts the larger of the output limit and of what it makes of the size of the input when the request
+	// comes, and unsuccessful requests too. (Rate limits guide; the estimate adds both up, and is never below it.)
 	OpenAI = Profile{CountsReserved: true, CountsFailed: true}
 
 	// Azure OpenAI counts prompt, output limit and best_of when the request comes. (Manage quota, Azure OpenAI docs.)
 	Azure = Profile{CountsReserved: true, CountsFailed: true}
 
-	// Anthropic counts output as it is produced, and no input read from the cache but for some old models. Its limits are
-	// on input and output apart: give a Limit for each. (Rate limits, Anthropic docs.)
+	// Anthropic counts output as it is produced, and no input read from the cache but for some old models. Its limits
+	// are on input and output apart: give a Limit for each. (Rate limits, Anthropic docs.)
 	Anthropic = Profile{CachedInputFree: true}
 
-	// Bedrock counts output several times: 15 times for Claude 4.8, 10 for Sonnet 5 and Opus 5, 5 for older ones, and once
-	// for most others. OutputFactor is the highest, so that no model passes its quota: set that of yours. (Token burndown,
-	// Amazon Bedrock docs.)
+	// Bedrock counts output several times: 15 times for Claude 4.8, 10 for Sonnet 5 and Opus 5, 5 for older ones, and
+	// once for most others. OutputFactor is the highest, so that no model passes its quota: set that of yours. (Token
+	// burndown, Amazon Bedrock docs.)
 	Bedrock = Profile{CachedInputFree: true, OutputFactor: 15, DefaultOutput: 4096}
 
 	// Groq counts what was used, and no input read from the cache. (Rate limits, Groq docs.)
@@ -76,7 +79,8 @@ func (t Tokens) in(u Unit) int64 {
 }
 
 // estimate returns what a request may use at most, as far as its body tells: input by its size, and the largest of the
-// output limits given, as often as it asks for an answer. What cannot be read is left out: the provider has the last word.
+// output limits given, as often as it asks for an answer. What cannot be read is left out: the provider has the last
+// word.
 func (p *Profile) estimate(body []byte, request map[string]json.RawMessage) Tokens {
 	perToken, attachment := p.BytesPerToken, p.AttachmentTokens
 	if !(perToken > 0) {
@@ -118,15 +122,16 @@ func whole(tokens float64) int64 {
 }
 
 var (
-	// attachmentTypes are the types of the parts of a request that are attachments, in the APIs of OpenAI and Anthropic.
+	// attachmentTypes are the types of the parts of a request that are attachments, in the APIs of OpenAI and
+	// Anthropic.
 	attachmentTypes = []string{"image", "image_url", "input_image", "input_audio", "file", "input_file", "document"}
 
 	// inlineKeys are the keys under which these APIs, and Bedrock's, take one as base64, or as a data URL.
 	inlineKeys = []string{"data", "url", "image_url", "file_data", "bytes"}
 )
 
-// attachments counts the images, sounds and files of a request, and the bytes that they take inline. Of the JSON it looks
-// at the strings alone: at each, and at the one before, which is its key if it is a value.
+// attachments counts the images, sounds and files of a request, and the bytes that they take inline. Of the JSON it
+// looks at the strings alone: at each, and at the one before, which is its key if it is a value.
 func attachments(body []byte) (count, size int) {
 	typed, inline := 0, 0
 	var key []byte

@@ -361,8 +361,10 @@ func TestProfiles(t *testing.T) {
 				429: c.estimate * c.failed / 100,
 				499: c.estimate * c.failed / 100,
 				500: c.estimate, // it may have used tokens
-				503: c.estimate,
-				529: c.estimate,
+				502: c.estimate,
+				503: c.estimate * c.failed / 100,
+				504: c.estimate,
+				529: c.estimate * c.failed / 100,
 			} {
 				limiter := &tally{}
 				transport := &Transport{Base: says(status, answer), Limits: []Limit{{Limiter: limiter}}, Profile: c.profile}

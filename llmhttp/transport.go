@@ -28,7 +28,7 @@ type Unit uint8
 const (
 	TotalTokens  Unit = iota // input and output together
 	InputTokens              // of the prompt
-	OutputTokens             // of the answer, as often as the profile's OutputFactor says
+	OutputTokens             // of the answer, times the profile's OutputFactor
 	Requests                 // one each
 
 	numUnits = iota
@@ -44,52 +44,61 @@ type Limit struct {
 // it did use. It belongs below the SDK and its retries: each attempt is acquired for itself. It must not be copied, and
 // is safe for concurrent use; its fields must not be changed once it is used.
 //
-// The class is that of the request's context (quotashare.ClassFrom), which is what Enter stamped; nothing in the request
-// has a say. A request without a stamp is Batch, and counted: see Unstamped.
+// The class is that of the request's context (quotashare.ClassFrom), which is what Enter stamped; nothing in the
+// request has a say. A request without a stamp is Batch, and counted: see Unstamped.
 //
-// The body of an answer reaches the caller byte for byte, as it comes. The grant is closed once, when the body was read to
-// its end or closed, or when there is none: with the usage that the answer told, if Profile's provider counts what was
-// used. Without a usage, and for a stream that was left before its end, the estimate stands. It is taken back if the
-// request was never sent.
+// The body of an answer reaches the caller byte for byte, as it comes. The grant is closed once, when the body was
+// read to its end or closed, or when there is none: with the usage that the answer told, if Profile's provider counts
+// what was used. Without a usage, and for a stream that was left before its end, the estimate stands. It is taken back
+// if the request was never sent, and settled with nothing if it was turned away (4xx, 503, 529) by a provider that
+// does not count such.
+//
+// A timeout of the http.Client or of the SDK includes the wait: Batch wants a long one, or none.
 type Transport struct {
 	// Base sends the requests; nil is http.DefaultTransport.
 	Base http.RoundTripper
 
-	// Limits are all limits that a request must stay within, such as tokens and requests a minute of the account. It is
-	// admitted by all of them or by none, and while it waits for one it holds nothing of the others. If there are several
-	// each must have TryAcquire, as *quotashare.Window has. A limit of which a request needs nothing is left out.
+	// Limits are all limits that a request must stay within, such as tokens and requests a minute of the account. It
+	// is admitted by all of them or by none, and while it waits for one it holds nothing of the others; it waits as
+	// its class does for each of them in turn. If there are several, each must be a Limiter of its own that decides at
+	// once too: by TryAcquire(Class, int64) (Grant, Decision), as *quotashare.Window has it, or by
+	// TryAcquire(context.Context, Class, int64) (Grant, Decision, error). A call that one of them refuses and then
+	// makes wait counts twice in its Stats.
 	Limits []Limit
 
-	// LimitsFor chooses the limits of a request in the place of Limits, where models or accounts have limits of their own.
-	// Model is what the body names, "" if it names none. Returning none lets the request pass.
+	// LimitsFor chooses the limits of a request in the place of Limits, where models or accounts have limits of their
+	// own. Model is what the body names, "" if it names none. Returning none lets the request pass. What is returned
+	// must not be changed afterwards.
 	LimitsFor func(r *http.Request, model string) []Limit
 
 	// Profile is how the provider counts.
 	Profile Profile
 
-	// Estimate returns what a request may use at most, in the place of the estimate by Profile. It must not keep or change
-	// the body.
+	// Estimate returns what a request may use at most, in the place of the estimate by Profile: of input that the body
+	// does not hold, say, but names (a file, a previous response). It must not keep or change the body.
 	Estimate func(r *http.Request, body []byte) Tokens
 
 	// Meters reports whether a request uses tokens; others pass untouched. Nil: a POST to a path that ends in one of
-	// /chat/completions, /completions, /responses, /embeddings, /messages (OpenAI, Azure, Groq, Anthropic), /invoke,
-	// /invoke-with-response-stream, /converse, and /converse-stream (Bedrock).
+	// /chat/completions, /completions, /responses, /responses/compact, /embeddings, /messages (OpenAI, Azure, Groq,
+	// Anthropic), /invoke, /invoke-with-response-stream, /converse, and /converse-stream (Bedrock), but for those of
+	// threads.
 	Meters func(r *http.Request) bool
 
-	// DeniedAsError makes RoundTrip return the *quotashare.DeniedError of a refusal. Without it a refusal is an answer of
-	// status 429 with Retry-After, Retry-After-Ms, and X-Should-Retry: false, or 413 if no wait can help, whose body the
-	// SDKs read as a rate limit error of their own. SDKs try again after an error of the transport.
+	// DeniedAsError makes RoundTrip return the *quotashare.DeniedError of a refusal. Without it a refusal is an answer
+	// of status 429 with Retry-After, Retry-After-Ms, and X-Should-Retry: false, or 413 if no wait can help, whose
+	// body the SDKs read as a rate limit error of their own. SDKs try again after an error of the transport: tell them
+	// not to.
 	DeniedAsError bool
 
 	unstamped atomic.Uint64
 }
 
-// Unstamped returns how many requests that use tokens came without a stamp, and so were Batch: entry points that nobody
-// has classified.
+// Unstamped returns how many requests that use tokens came without a stamp, and so were Batch, each attempt counted:
+// entry points that nobody has classified.
 func (t *Transport) Unstamped() uint64 { return t.unstamped.Load() }
 
-// RoundTrip sends a request when it may be sent. The error is that of Base, that of reading the request's body, that of a
-// Limiter that could not decide, or, where the request's context ended the wait, a *quotashare.DeniedError with
+// RoundTrip sends a request when it may be sent. The error is that of Base, that of reading the request's body, that
+// of a Limiter that could not decide, or, where the request's context ended the wait, a *quotashare.DeniedError with
 // errors.Is(err, ctx.Err()); see also DeniedAsError.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	meters := t.Meters
@@ -130,7 +139,7 @@ func (t *Transport) base() http.RoundTripper {
 }
 
 var inferencePaths = []string{
-	"/chat/completions", "/completions", "/responses", "/embeddings", "/messages",
+	"/chat/completions", "/completions", "/responses", "/responses/compact", "/embeddings", "/messages",
 	"/invoke", "/invoke-with-response-stream", "/converse", "/converse-stream",
 }
 
@@ -272,8 +281,15 @@ type remoteTrier interface {
 // acquire acquires what is needed of all limits. It waits for one of them at a time, and holds nothing of the others
 // while it does: what it then cannot have at once of another it waits for next, and begins anew.
 func (x *exchange) acquire(ctx context.Context, class quotashare.Class, tokens Tokens) error {
-	if err := x.validate(); err != nil || len(x.limits) == 0 {
+	if err := x.validate(); err != nil {
 		return err
+	}
+	if x.profile.CountsReserved { // what is not reserved is not counted in the end
+		nothing := func(l Limit) bool { return tokens.in(l.Unit) == 0 }
+		x.limits = slices.DeleteFunc(slices.Clone(x.limits), nothing)
+	}
+	if len(x.limits) == 0 {
+		return nil
 	}
 	for wait := 0; ; {
 		x.grants = make([]quotashare.Grant, len(x.limits))
@@ -304,8 +320,8 @@ func (x *exchange) acquire(ctx context.Context, class quotashare.Class, tokens T
 	}
 }
 
-// of returns what is needed of the limit for so many tokens. It is 1 at least, so that there is a grant, which is settled
-// with what was used.
+// of returns what is needed of the limit for so many tokens. It is 1 at least, so that there is a grant, which is
+// settled with what was used.
 func (l Limit) of(tokens Tokens) int64 { return max(tokens.in(l.Unit), 1) }
 
 func (x *exchange) validate() error {
@@ -363,8 +379,8 @@ func (x *exchange) settle(used func(Unit) int64) {
 	}
 }
 
-// failed closes the grants of a request that was answered with an error, and used no tokens if the provider does not count
-// such. It was a request all the same.
+// failed closes the grants of a request that was answered with an error, and used no tokens if the provider does not
+// count such. It was a request all the same.
 func (x *exchange) failed() {
 	if x.profile.CountsFailed {
 		x.end(usage{})
@@ -375,6 +391,9 @@ func (x *exchange) failed() {
 
 // void closes the grants of a request of which the provider counted nothing.
 func (x *exchange) void() { x.settle(func(Unit) int64 { return 0 }) }
+
+// statusOverloaded is Anthropic's status for what 503 is elsewhere: the request was turned away.
+const statusOverloaded = 529
 
 // roundTrip sends the request, and sees to it that the grants are closed.
 func (x *exchange) roundTrip(base http.RoundTripper, r *http.Request) (*http.Response, error) {
@@ -398,7 +417,7 @@ func (x *exchange) roundTrip(base http.RoundTripper, r *http.Request) (*http.Res
 	switch status := answer.StatusCode; {
 	case status == http.StatusTooManyRequests:
 		x.throttled(answer)
-	case status >= 300 && status < 500:
+	case status >= 300 && status < 500, status == http.StatusServiceUnavailable, status == statusOverloaded:
 		x.failed()
 	case status >= 500 || status == http.StatusSwitchingProtocols || answer.Body == nil:
 		x.end(usage{})

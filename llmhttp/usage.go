@@ -49,7 +49,8 @@ type line struct {
 const dataField = "data:"
 
 // lastLines are lines that a stream ends with: of OpenAI's Chat Completions, its Responses, and Anthropic's Messages.
-// After one of them callers leave the stream, whether or not there is more. Without one the usage may be an interim one.
+// After one of them callers leave the stream, whether or not there is more. Without one the usage may be an interim
+// one.
 var lastLines = []string{
 	"data: [DONE]", "data:[DONE]",
 	"event: response.completed", "event: response.incomplete", "event: response.failed",
@@ -190,8 +191,8 @@ func (o *object) member() member {
 	return other
 }
 
-// add takes a usage in any of the forms that there are. Numbers that are missing, or none, are not told. Where more than
-// one is told, at once or one after the other, the largest counts: use only grows.
+// add takes a usage in any of the forms that there are. Numbers that are missing, or none, are not told. Where more
+// than one is told, at once or one after the other, the largest counts: use only grows.
 func (u *usage) add(text []byte, whole bool) {
 	told := members(text)
 	input, hasInput := largest(told, mostTold, "prompt_tokens", "input_tokens", "inputTokens")
@@ -200,8 +201,8 @@ func (u *usage) add(text []byte, whole bool) {
 	if !hasInput && !hasOutput && !hasTotal {
 		return
 	}
-	// Anthropic and Bedrock tell of the cache beside the input; OpenAI's cached tokens are a part of it, as its reasoning
-	// tokens are a part of the completion's.
+	// Anthropic and Bedrock tell of the cache beside the input; OpenAI's cached tokens are a part of it, as its
+	// reasoning tokens are a part of the completion's.
 	read, hasRead := largest(told, mostTold, "cache_read_input_tokens", "cacheReadInputTokens")
 	write, hasWrite := largest(told, mostTold, "cache_creation_input_tokens", "cacheWriteInputTokens")
 	switch {
@@ -234,8 +235,8 @@ func members(text []byte) (m map[string]json.RawMessage) {
 	return m
 }
 
-// largest returns the largest of the numbers of tokens that some members are, and false if none of them is one, from 0 to
-// most.
+// largest returns the largest of the numbers of tokens that some members are, and false if none of them is one, from 0
+// to most.
 func largest(m map[string]json.RawMessage, most float64, names ...string) (tokens int64, told bool) {
 	for _, name := range names {
 		if n, err := strconv.ParseFloat(string(m[name]), 64); err == nil && n >= 0 && n <= most {

@@ -434,7 +434,7 @@ func TestMissedByTheEstimate(t *testing.T) {
 	stats := r.windows[total].Stats().Classes[quotashare.Interactive]
 	assert.EqualValues(t, 1, stats.EstimatedTokens)
 	assert.Equal(t, used, stats.SettledTokens)
-	assert.Equal(t, p.counted(total), r.used(total))
+	r.requireCharged(t, 0)
 }
 
 // TestTakesNothing makes the calls that use no tokens.
@@ -560,12 +560,24 @@ func TestFailed(t *testing.T) {
 			p := &provider{reserves: true}
 			bubble(t, p, c.profile(false), func(t *testing.T, r *rig) {
 				p.next(fault{status: 500, body: errorBody(true, "api_error", "", "Internal server error")},
-					fault{status: 529, body: errorBody(true, "overloaded_error", "", "Overloaded")},
-					fault{status: 503, body: "<html>upstream connect error</html>"})
+					fault{status: 502, body: "<html>upstream connect error</html>"},
+					fault{status: 504, body: "<html>upstream request timeout</html>"})
 				_, err := c.call(interactive(t), r)
 				require.Error(t, err)
 				assert.Equal(t, 3, p.came())
 				r.requireCharged(t, 0)
+			})
+		})
+		t.Run(c.name+" turned away", func(t *testing.T) {
+			p := &provider{}
+			bubble(t, p, c.profile(false), func(t *testing.T, r *rig) {
+				p.next(fault{status: 529, body: errorBody(true, "overloaded_error", "", "Overloaded")},
+					fault{status: 503, body: "<html>no healthy upstream</html>"})
+				_, err := c.call(interactive(t), r)
+				require.NoError(t, err)
+				assert.Equal(t, 3, p.came())
+				assert.Equal(t, p.counted(total), r.used(total), "an outage uses up nothing")
+				assert.EqualValues(t, 3, r.used(requests))
 			})
 		})
 		t.Run(c.name+" invalid", func(t *testing.T) {
@@ -576,7 +588,8 @@ func TestFailed(t *testing.T) {
 			_, err := c.call(interactive(t), r)
 			requireRefusal(t, err, http.StatusBadRequest, "invalid_request_error")
 			assert.Equal(t, 1, p.came())
-			r.requireCharged(t, 0)
+			assert.Zero(t, r.used(total))
+			assert.EqualValues(t, 1, r.used(requests), "it was a request all the same")
 		})
 	}
 }
