@@ -100,7 +100,7 @@ func TestSearchSaysWhatCannotBeHad(t *testing.T) {
 		require.ErrorContains(t, unmet.Best, "want at least 97.0 %")
 		require.ErrorContains(t, unmet.Nearest, "want at least 97.0 %")
 		assert.Greater(t, found.Report.Between(0, dawn).Classes[batch].Share, 0.8, "as near as it comes")
-		assert.Contains(t, found.String(), "the nearest of all tables")
+		assert.Contains(t, found.String(), "the nearest of the tables tried")
 		for class, share := range found.Quota.Shares {
 			assert.GreaterOrEqual(t, share, 0.05, "share of %v", quotashare.Class(class))
 		}
