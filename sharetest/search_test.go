@@ -29,6 +29,13 @@ func search(t *testing.T, quota quotashare.Quota, wishes ...sharetest.Wish) shar
 	return found
 }
 
+func skipShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it is some hundred replays")
+	}
+}
+
 func atNight(least float64) sharetest.Wish {
 	return sharetest.Share(batch).AtLeast(least).During(0, dawn)
 }
@@ -49,6 +56,7 @@ func TestSearchLeavesATableThatDoesWell(t *testing.T) {
 }
 
 func TestSearchFindsATable(t *testing.T) {
+	skipShort(t)
 	for name, test := range map[string]struct {
 		quota  quotashare.Quota
 		wishes []sharetest.Wish
@@ -91,6 +99,7 @@ func TestSearchFindsATable(t *testing.T) {
 }
 
 func TestSearchSaysWhatCannotBeHad(t *testing.T) {
+	skipShort(t)
 	t.Run("alone", func(t *testing.T) {
 		t.Parallel()
 		found := search(t, quotashare.Quota{Tokens: account}, append(nobodyGivesUp, atNight(0.97))...)
