@@ -15,6 +15,7 @@ type Measure[V int | int64 | float64 | time.Duration] struct {
 	of   func(*Report) V
 	tell func(V) string
 	when func(*Report) string // when it got so high; nil: that cannot be told
+	why  func(*Report) string // why it is so low; nil: that cannot be told
 	unit V                    // what counts as far off where the limit is 0; see Wish.miss
 }
 
@@ -28,20 +29,24 @@ func (m Measure[V]) AtMost(limit V) Wish {
 
 // AtLeast wishes that the value is no less than the limit.
 func (m Measure[V]) AtLeast(limit V) Wish {
-	return m.wish("at least", limit, nil, func(value V) bool { return value >= limit })
+	return m.wish("at least", limit, m.why, func(value V) bool { return value >= limit })
 }
 
-func (m Measure[V]) wish(most string, limit V, when func(*Report) string, fulfilled func(V) bool) Wish {
+func (m Measure[V]) wish(most string, limit V, more func(*Report) string, fulfilled func(V) bool) Wish {
 	return Wish{
 		text: m.name + " " + most + " " + m.tell(limit),
 		miss: func(r *Report) (float64, string) {
 			value := m.of(r)
-			found := m.name + " is " + m.tell(value) + ", want " + most + " " + m.tell(limit)
+			found, wanted := m.tell(value), m.tell(limit)
+			if found == wanted { // they differ by less than people care for
+				found, wanted = fmt.Sprint(value), fmt.Sprint(limit)
+			}
+			found = m.name + ": " + found + ", want " + most + " " + wanted
 			if fulfilled(value) {
 				return 0, found
 			}
-			if when != nil {
-				found += "; " + when(r)
+			if more != nil {
+				found += "; " + more(r)
 			}
 			miss := math.Abs(float64(value)-float64(limit)) / max(math.Abs(float64(limit)), float64(m.unit))
 			if !(miss > 0 && miss < math.MaxFloat64) {
@@ -65,7 +70,8 @@ type Wish struct {
 
 type interval struct{ from, to time.Duration }
 
-// During returns the wish for an interval of the replay, to not included.
+// During returns the wish for an interval of the replay, to not included. It is not fulfilled where nothing of the
+// interval is in the report's replay.
 func (w Wish) During(from, to time.Duration) Wish {
 	w.during = &interval{from, to}
 	return w
@@ -94,6 +100,9 @@ func (w Wish) test(r *Report) (float64, string) {
 	}
 	if w.during != nil {
 		part := r.Between(w.during.from, w.during.to)
+		if part.From >= part.To {
+			return math.MaxFloat64, fmt.Sprintf("%s: %v: nothing of that is in the replay", r.Name, w)
+		}
 		r = &part
 	}
 	miss, found := w.miss(r)
@@ -127,8 +136,26 @@ func Check(t TestingT, r Report, wishes ...Wish) bool {
 // traffic.
 func Offered(class quotashare.Class) Measure[int] {
 	return Measure[int]{
-		name: "calls offered of " + class.String(),
+		name: class.String() + " calls offered",
 		of:   func(r *Report) int { return r.class(class).Offered },
+		tell: count[int], unit: 1,
+	}
+}
+
+// Admitted is how many calls of a class were admitted.
+func Admitted(class quotashare.Class) Measure[int] {
+	return Measure[int]{
+		name: class.String() + " calls admitted",
+		of:   func(r *Report) int { return r.class(class).Admitted },
+		tell: count[int], unit: 1,
+	}
+}
+
+// Pending is how many calls of a class were left at the end: 0 is a suite that is done.
+func Pending(class quotashare.Class) Measure[int] {
+	return Measure[int]{
+		name: class.String() + " calls pending",
+		of:   func(r *Report) int { return r.class(class).Pending },
 		tell: count[int], unit: 1,
 	}
 }
@@ -136,7 +163,7 @@ func Offered(class quotashare.Class) Measure[int] {
 // GaveUp is how many callers of a class gave up or were refused for good.
 func GaveUp(class quotashare.Class) Measure[int] {
 	return Measure[int]{
-		name: "calls given up of " + class.String(),
+		name: class.String() + " calls given up",
 		of:   func(r *Report) int { return r.class(class).GaveUp + r.class(class).Dropped },
 		tell: count[int], unit: 1,
 		when: func(r *Report) string { return r.worst(func(m *Moment) int { return of(&m.GaveUp, class) }) },
@@ -147,7 +174,7 @@ func GaveUp(class quotashare.Class) Measure[int] {
 // is one in a hundred.
 func HeldUp(class quotashare.Class) Measure[float64] {
 	return Measure[float64]{
-		name: "part of the calls held up of " + class.String(),
+		name: class.String() + " calls held up",
 		of: func(r *Report) float64 {
 			c := r.class(class)
 			return float64(c.HeldUp+c.Dropped) / float64(max(c.Offered, 1))
@@ -159,12 +186,19 @@ func HeldUp(class quotashare.Class) Measure[float64] {
 	}
 }
 
-// Wait is the wait that a fraction of the admitted calls of a class did not exceed: 0.5 is the median, 0.99 the wait of
-// the 99th of a hundred, 1 the longest.
+// Wait is the wait that a fraction of the admitted calls of a class did not exceed: 0.5 is the median, 0.99 the wait
+// of the 99th of a hundred, 1 the longest. Those who gave up have no wait: wish for GaveUp too. If calls were asked
+// for and in all the replay none was admitted, it is for ever.
 func Wait(class quotashare.Class, fraction float64) Measure[time.Duration] {
 	return Measure[time.Duration]{
-		name: fmt.Sprintf("wait of %v at %v", class, fraction),
-		of:   func(r *Report) time.Duration { return r.class(class).Wait(fraction) },
+		name: fmt.Sprintf("%v wait at %v", class, fraction),
+		of: func(r *Report) time.Duration {
+			c, whole := r.class(class), r.Between(0, math.MaxInt64)
+			if c.Offered > 0 && whole.class(class).Admitted == 0 {
+				return math.MaxInt64
+			}
+			return c.Wait(fraction)
+		},
 		tell: seconds, unit: time.Second,
 		when: func(r *Report) string { return r.longestWait(class) },
 	}
@@ -173,16 +207,20 @@ func Wait(class quotashare.Class, fraction float64) Measure[time.Duration] {
 // Share is the part of what the quota allowed that a class was given, in tokens: 0.3 is 30 %.
 func Share(class quotashare.Class) Measure[float64] {
 	return Measure[float64]{
-		name: "share of " + class.String(),
+		name: class.String() + " share",
 		of:   func(r *Report) float64 { return r.class(class).Share },
 		tell: percent, unit: 0.01,
+		why: func(r *Report) string {
+			return count(r.class(class).OfferedTokens) + " tokens were asked for, and " +
+				count(r.class(class).AdmittedTokens) + " admitted"
+		},
 	}
 }
 
 // ShareDelay is ClassReport.ShareDelay: how long after its demand rose a class had its share.
 func ShareDelay(class quotashare.Class) Measure[time.Duration] {
 	return Measure[time.Duration]{
-		name: "delay of the share of " + class.String(),
+		name: class.String() + " share delay",
 		of:   func(r *Report) time.Duration { return r.class(class).ShareDelay },
 		tell: seconds, unit: time.Second,
 		when: func(r *Report) string { return "its demand rose at " + r.clock(r.class(class).ShareDelayAt) },

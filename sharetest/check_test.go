@@ -49,19 +49,31 @@ func TestMeasures(t *testing.T) {
 			r,
 			[]sharetest.Wish{sharetest.Offered(interactive).AtLeast(3), sharetest.Offered(interactive).AtMost(3)},
 			sharetest.Offered(interactive).AtLeast(4),
-			"calls offered of interactive is 3", "at least 4", "",
+			"interactive calls offered: 3", "at least 4", "",
+		},
+		"admitted": {
+			r,
+			[]sharetest.Wish{sharetest.Admitted(interactive).AtLeast(1), sharetest.Admitted(interactive).AtMost(1)},
+			sharetest.Admitted(interactive).AtLeast(2),
+			"interactive calls admitted: 1", "at least 2", "",
+		},
+		"pending": {
+			r.Between(0, 30*time.Second),
+			[]sharetest.Wish{sharetest.Pending(background).AtLeast(1), sharetest.Pending(batch).AtMost(0)},
+			sharetest.Pending(background).AtMost(0),
+			"background calls pending: 1", "at most 0", "",
 		},
 		"gave up": {
 			r,
 			[]sharetest.Wish{sharetest.GaveUp(interactive).AtLeast(2), sharetest.GaveUp(interactive).AtMost(2)},
 			sharetest.GaveUp(interactive).AtMost(1),
-			"calls given up of interactive is 2", "at most 1", "first about 09:00:40, and most about 09:00:40 (1)",
+			"interactive calls given up: 2", "at most 1", "first about 09:00:40, and most about 09:00:40 (1)",
 		},
 		"held up": {
 			r,
 			[]sharetest.Wish{sharetest.HeldUp(interactive).AtLeast(2.0 / 3), sharetest.HeldUp(interactive).AtMost(2.0 / 3)},
 			sharetest.HeldUp(interactive).AtMost(0.666),
-			"part of the calls held up of interactive is 66.7 %", "at most 66.6 %",
+			"interactive calls held up: 66.7 %", "at most 66.6 %",
 			"first about 09:00:30, and most about 09:00:30 (1)",
 		},
 		"wait": {
@@ -71,13 +83,13 @@ func TestMeasures(t *testing.T) {
 				sharetest.Wait(interactive, 1).AtMost(0),
 			},
 			sharetest.Wait(background, 0.99).AtMost(39 * time.Second),
-			"wait of background at 0.99 is 40 s", "at most 39 s", "the longest, 40 s, of a call that first asked at 09:00:20",
+			"background wait at 0.99: 40 s", "at most 39 s", "the longest, 40 s, of a call that first asked at 09:00:20",
 		},
 		"share": {
 			r,
 			[]sharetest.Wish{sharetest.Share(batch).AtLeast(0.25), sharetest.Share(batch).AtMost(0.25)},
-			sharetest.Share(batch).AtLeast(0.2501),
-			"share of batch is 25.0 %", "at least 25.0 %", "",
+			sharetest.Share(batch).AtLeast(0.26),
+			"batch share: 25.0 %", "at least 26.0 %", "100 tokens were asked for, and 100 admitted",
 		},
 		"share delay": {
 			r,
@@ -86,30 +98,30 @@ func TestMeasures(t *testing.T) {
 				sharetest.ShareDelay(background).AtMost(40 * time.Second),
 				sharetest.ShareDelay(interactive).AtMost(10 * time.Second), sharetest.ShareDelay(batch).AtMost(0),
 			},
-			sharetest.ShareDelay(background).AtMost(40*time.Second - 1),
-			"delay of the share of background is 40 s", "at most 40 s", "its demand rose at 09:00:20",
+			sharetest.ShareDelay(background).AtMost(39 * time.Second),
+			"background share delay: 40 s", "at most 39 s", "its demand rose at 09:00:20",
 		},
 		"utilisation": {
 			r,
 			[]sharetest.Wish{sharetest.Utilisation().AtLeast(0.35), sharetest.Utilisation().AtMost(0.35 + 1e-12)},
 			sharetest.Utilisation().AtLeast(0.5),
-			"utilisation is 35.0 %", "at least 50.0 %", "",
+			"utilisation: 35.0 %", "at least 50.0 %", "",
 		},
 		"429s": {
 			tooMany,
 			[]sharetest.Wish{sharetest.TooMany().AtLeast(2), sharetest.TooMany().AtMost(2)},
 			sharetest.TooMany().AtMost(0),
-			"answers of 429 is 2", "at most 0", "first about 0:10, and most about 0:10 (1)",
+			"answers of 429: 2", "at most 0", "first about 0:10, and most about 0:10 (1)",
 		},
 		"no 429s": {
 			r, []sharetest.Wish{sharetest.TooMany().AtMost(0)}, sharetest.TooMany().AtLeast(1),
-			"answers of 429 is 0", "at least 1", "",
+			"answers of 429: 0", "at least 1", "",
 		},
 		"highest window": {
 			r,
 			[]sharetest.Wish{sharetest.HighestWindow().AtLeast(100), sharetest.HighestWindow().AtMost(100)},
 			sharetest.HighestWindow().AtMost(99),
-			"tokens in the highest window is 100", "at most 99", "at 09:00:00",
+			"tokens in the highest window: 100", "at most 99", "at 09:00:00",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -119,6 +131,9 @@ func TestMeasures(t *testing.T) {
 			err := test.not.Test(test.r)
 			require.Error(t, err)
 			place := "mine, 09:00:00 to 09:04:00: "
+			if test.r.To == 30*time.Second {
+				place = "mine, 09:00:00 to 09:00:30: "
+			}
 			if test.r.Name != "mine" {
 				place = "nothing decides, 0:00 to 3:00: "
 			}
@@ -127,7 +142,7 @@ func TestMeasures(t *testing.T) {
 				want += "; " + test.why
 			}
 			assert.EqualError(t, err, want)
-			name, _, _ := strings.Cut(test.is, " is ")
+			name, _, _ := strings.Cut(test.is, ": ")
 			assert.Equal(t, name+" "+test.wish, test.not.String())
 		})
 	}
@@ -164,10 +179,10 @@ func TestWishDuringAnInterval(t *testing.T) {
 	first, second := whole.During(0, 2*time.Minute), whole.During(30*time.Second, time.Hour)
 	require.Error(t, whole.Test(r))
 	assert.NoError(t, first.Test(r))
-	assert.ErrorContains(t, second.Test(r), `calls given up of interactive is 2, want at most 1`)
+	assert.ErrorContains(t, second.Test(r), `interactive calls given up: 2, want at most 1`)
 	assert.ErrorContains(t, second.Test(r), "mine, 09:00:30 to 09:04:00: ", "the interval that was looked at")
-	assert.Equal(t, "calls given up of interactive at most 1", whole.String(), "it stays as it was")
-	assert.Equal(t, "calls given up of interactive at most 1 from 0s to 2m0s", first.String())
+	assert.Equal(t, "interactive calls given up at most 1", whole.String(), "it stays as it was")
+	assert.Equal(t, "interactive calls given up at most 1 from 0s to 2m0s", first.String())
 	assert.NoError(t, second.During(0, time.Minute).Test(r), "the last interval counts")
 
 	wait := sharetest.Wait(background, 1).AtMost(0).During(50*time.Second, 61*time.Second)
@@ -230,8 +245,8 @@ func TestUnknownClassHasNothing(t *testing.T) {
 		assert.Zero(t, sharetest.Wait(unknown, 1).Of(r))
 		assert.Zero(t, sharetest.Share(unknown).Of(r))
 		assert.Zero(t, sharetest.ShareDelay(unknown).Of(r))
-		assert.ErrorContains(t, sharetest.Offered(unknown).AtLeast(1).Test(r), "calls offered of class(3) is 0")
-		assert.ErrorContains(t, sharetest.Wait(unknown, 1).AtMost(-time.Second).Test(r), "wait of class(3) at 1 is 0 s")
+		assert.ErrorContains(t, sharetest.Offered(unknown).AtLeast(1).Test(r), "class(3) calls offered: 0")
+		assert.ErrorContains(t, sharetest.Wait(unknown, 1).AtMost(-time.Second).Test(r), "class(3) wait at 1: 0 s")
 		assert.ErrorContains(t, sharetest.GaveUp(unknown).AtMost(-1).Test(r), "when cannot be told")
 		assert.ErrorContains(t, sharetest.HeldUp(unknown).AtMost(-1).Test(r), "when cannot be told")
 	}
@@ -243,7 +258,7 @@ func TestZeroReportSaysThatItCannotTellWhen(t *testing.T) {
 	assert.ErrorContains(t, sharetest.TooMany().AtMost(0).Test(r), "when cannot be told")
 	assert.ErrorContains(t, sharetest.GaveUp(batch).AtMost(0).Test(r), "when cannot be told")
 	r.Classes[batch].Waits = []time.Duration{time.Second}
-	assert.ErrorContains(t, sharetest.Wait(batch, 1).AtMost(0).Test(r), "wait of batch at 1 is 1.0 s, want at most 0 s")
+	assert.ErrorContains(t, sharetest.Wait(batch, 1).AtMost(0).Test(r), "batch wait at 1: 1.0 s, want at most 0 s")
 }
 
 func TestALimitThatIsNoNumberIsNotFulfilled(t *testing.T) {
@@ -252,4 +267,26 @@ func TestALimitThatIsNoNumberIsNotFulfilled(t *testing.T) {
 	}
 	require.Error(t, sharetest.Utilisation().AtMost(math.NaN()).Test(measured(t)))
 	require.NoError(t, sharetest.Utilisation().AtMost(math.Inf(1)).Test(measured(t)))
+}
+
+func TestValuesThatPrintAlikeAreToldInFull(t *testing.T) {
+	r := measured(t)
+	require.ErrorContains(t, sharetest.Share(batch).AtLeast(0.2501).Test(r), "batch share: 0.25, want at least 0.2501")
+	require.ErrorContains(t, sharetest.ShareDelay(background).AtMost(40*time.Second-1).Test(r), "40s, want at most 39.999999999s")
+}
+
+func TestAnIntervalOutsideOfTheReplayFulfilsNothing(t *testing.T) {
+	r := measured(t)
+	for _, interval := range [][2]time.Duration{{20 * time.Minute, 30 * time.Minute}, {2 * time.Minute, time.Minute}, {0, 0}} {
+		err := sharetest.TooMany().AtMost(0).During(interval[0], interval[1]).Test(r)
+		require.ErrorContains(t, err, "nothing of that is in the replay", interval)
+	}
+}
+
+func TestTheWaitOfAClassThatGetsNothingIsForEver(t *testing.T) {
+	trace := sharetest.Trace{Length: time.Minute, Arrivals: []sharetest.Arrival{{Class: batch, Estimate: 50}}}
+	r := mustReplay(t, quotashare.Quota{Tokens: 100, Shares: quotashare.Fractions{interactive: 1}}, trace, nil)
+	require.Zero(t, r.Classes[batch].Admitted)
+	require.ErrorContains(t, sharetest.Wait(batch, 0.5).AtMost(time.Hour).Test(r), "batch wait at 0.5: for ever, want at most 60.0 min")
+	require.NoError(t, sharetest.Wait(interactive, 0.5).AtMost(0).Test(r), "nobody asked")
 }

@@ -40,7 +40,7 @@ func ExampleWish() {
 
 	fmt.Println(sharetest.HeldUp(quotashare.Interactive).AtMost(0.01).Test(report))
 	// Output:
-	// sharetest: shares, 0:00 to 10:00: part of the calls held up of interactive is 43.0 %, want at most 1.0 %; first about 5:10, and most about 5:28 (56)
+	// sharetest: shares, 0:00 to 10:00: interactive calls held up: 43.0 %, want at most 1.0 %; first about 5:10, and most about 5:28 (56)
 }
 
 // What was decided at night is easily seen beside what else could have decided.
@@ -53,7 +53,7 @@ func ExamplePolicy() {
 			Concurrency: 50, Tokens: sharetest.Tokens{16_000}, Durations: sharetest.Durations{8 * time.Second},
 		})
 	for _, policy := range []sharetest.Policy{
-		sharetest.Undecided, sharetest.StaticPartition, sharetest.StrictPriority, sharetest.PatternSketch, sharetest.Shares,
+		sharetest.Undecided, sharetest.StaticPartition, sharetest.StrictPriority, sharetest.PatternSketch, sharetest.ByWindow,
 	} {
 		options := sharetest.Options{Policy: policy}
 		options.Callers[quotashare.Interactive].Patience = 10 * time.Second

@@ -16,3 +16,10 @@ func NewBucket(tokens int64, window, size time.Duration) *Bucket {
 }
 
 func (b *Bucket) Take(now time.Duration, tokens int64) bool { return b.take(now, tokens) }
+
+// SetMostEntries makes a replay keep no more than that many entries, until the test is over.
+func SetMostEntries(t interface{ Cleanup(func()) }, most int) {
+	before := mostEntries
+	mostEntries = most
+	t.Cleanup(func() { mostEntries = before })
+}

@@ -153,7 +153,7 @@ func tiny() sharetest.Report {
 }
 
 func TestPageNeedsNothingButItself(t *testing.T) {
-	text := html(t, story(t, sharetest.Shares, 0), story(t, sharetest.Undecided, 0))
+	text := html(t, story(t, sharetest.ByWindow, 0), story(t, sharetest.Undecided, 0))
 	for _, outside := range []string{"http", "//", "src=", "href", "@import", "<script", "<link", "data:", "@font-face"} {
 		require.NotContains(t, text, outside)
 	}
@@ -171,9 +171,9 @@ func TestPageNeedsNothingButItself(t *testing.T) {
 }
 
 func TestPageIsSmallAndAlwaysTheSame(t *testing.T) {
-	a, b := story(t, sharetest.Shares, 0), story(t, sharetest.Undecided, 0)
+	a, b := story(t, sharetest.ByWindow, 0), story(t, sharetest.Undecided, 0)
 	text := html(t, a, b, a)
-	require.Equal(t, text, html(t, story(t, sharetest.Shares, 0), story(t, sharetest.Undecided, 0), a))
+	require.Equal(t, text, html(t, story(t, sharetest.ByWindow, 0), story(t, sharetest.Undecided, 0), a))
 	require.Less(t, len(text), 150_000)
 }
 
@@ -190,9 +190,9 @@ func TestPageEscapes(t *testing.T) {
 
 func TestPageTellsTheNumbersOfTheReport(t *testing.T) {
 	for name, r := range map[string]sharetest.Report{
-		"shares":  story(t, sharetest.Shares, 900_000),
+		"shares":  story(t, sharetest.ByWindow, 900_000),
 		"nothing": story(t, sharetest.Undecided, 0),
-		"part":    story(t, sharetest.Shares, 0).Between(5*time.Minute, 7*time.Minute),
+		"part":    story(t, sharetest.ByWindow, 0).Between(5*time.Minute, 7*time.Minute),
 	} {
 		t.Run(name, func(t *testing.T) {
 			section := sections(t, r)[0]
@@ -337,7 +337,7 @@ func TestPageShowsWhereTheQuotaIsPassed(t *testing.T) {
 }
 
 func TestPageTellsWhatOnePointsAt(t *testing.T) {
-	r := story(t, sharetest.Shares, 0)
+	r := story(t, sharetest.ByWindow, 0)
 	require.Len(t, r.Timeline, 480)
 	bins := sections(t, r)[0].all("svg", "bins")[0].all("rect", "")
 	require.Len(t, bins, 120)
@@ -438,7 +438,7 @@ func TestPageLabelsWhatHasRoom(t *testing.T) {
 }
 
 func TestPageOfAnyReport(t *testing.T) {
-	whole := story(t, sharetest.Shares, 0)
+	whole := story(t, sharetest.ByWindow, 0)
 	instant := tiny()
 	instant.To = 0
 	for name, r := range map[string]sharetest.Report{
@@ -459,7 +459,7 @@ func TestPageOfAnyReport(t *testing.T) {
 }
 
 func TestPageSummarisesItsCharts(t *testing.T) {
-	chart := sections(t, story(t, sharetest.Shares, 0))[0].all("svg", "chart")[0]
+	chart := sections(t, story(t, sharetest.ByWindow, 0))[0].all("svg", "chart")[0]
 	require.Equal(t, "img", chart.attr("role"))
 	require.Regexp(t, `^Tokens in the window from 06:55:00 to 07:05:00, with a quota of 1,000,000\. `+
 		`The most: interactive [\d,]+, background [\d,]+, batch [\d,]+, and [\d,]+ in all\.$`, chart.attr("aria-label"))

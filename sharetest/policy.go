@@ -7,14 +7,15 @@ import (
 	"github.com/quotashare/quotashare"
 )
 
-// A Policy is who decides in a replay. All but [Shares] are there to be compared with it.
+// A Policy is who decides in a replay. All but [ByWindow] are there to be compared with it.
 type Policy uint8
 
 const (
-	// Shares is the quotashare.Window of the quota.
-	Shares Policy = iota
+	// ByWindow is the quotashare.Window of the quota.
+	ByWindow Policy = iota
 
-	// Undecided is nobody: every call goes to the provider. Of the quota only Tokens and Window matter.
+	// Undecided is nobody: every call goes to the provider. Of the quota only Tokens and Window matter. Give
+	// Interactive some Patience: without it the first 429 is the end of a call.
 	Undecided
 
 	// StaticPartition gives each class its share and nothing else: a Window whose ceilings are the shares.
@@ -35,7 +36,7 @@ const (
 // String returns "shares", "nothing decides", "static partition", "strict priority" or "the pattern's sketch".
 func (p Policy) String() string {
 	switch p {
-	case Shares:
+	case ByWindow:
 		return "shares"
 	case Undecided:
 		return "nothing decides"
@@ -55,7 +56,7 @@ func (p Policy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 // newWindow returns the Window that decides by the policy, or nil if none does.
 func (p Policy) newWindow(quota quotashare.Quota, clock func() time.Time) (*quotashare.Window, error) {
 	switch p {
-	case Shares:
+	case ByWindow:
 	case StaticPartition:
 		quota.Ceilings = quota.Shares
 		for c, share := range quota.Shares {

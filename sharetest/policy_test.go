@@ -140,13 +140,13 @@ func TestPatternSketchCanPassTheQuota(t *testing.T) {
 	assert.GreaterOrEqual(t, r.Classes[interactive].Wait(1), 59*time.Second)
 	assert.EqualValues(t, 70, r.HighestWindow, "the provider sees to it")
 
-	wide := try(t, sharetest.Shares, shared, tried{0, batch, 70}, tried{1, interactive, 50})
+	wide := try(t, sharetest.ByWindow, shared, tried{0, batch, 70}, tried{1, interactive, 50})
 	assert.Zero(t, wide.TooMany, "shares refuse by themselves")
 }
 
 func TestPolicyNames(t *testing.T) {
 	for policy, want := range map[sharetest.Policy]string{
-		sharetest.Shares:          "shares",
+		sharetest.ByWindow:        "shares",
 		sharetest.Undecided:       "nothing decides",
 		sharetest.StaticPartition: "static partition",
 		sharetest.StrictPriority:  "strict priority",
@@ -161,7 +161,7 @@ func TestPolicyNames(t *testing.T) {
 		require.NoError(t, json.Unmarshal(text, &got))
 		assert.Equal(t, want, got)
 	}
-	assert.Zero(t, sharetest.Shares, "the zero Options replay what the package is for")
+	assert.Zero(t, sharetest.ByWindow, "the zero Options replay what the package is for")
 }
 
 func TestUnknownPolicyIsAnError(t *testing.T) {

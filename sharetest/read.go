@@ -20,7 +20,8 @@ import (
 // "2023-11-16 18:15:46.6805900", taken for UTC, and rows in order of time.
 //
 // The trace starts with the first row and ends with the last. The estimate of a call is what it used, ContextTokens and
-// GeneratedTokens together, 1 at least. How long it took is not recorded: Duration is 0, and can be filled in.
+// GeneratedTokens together, 1 at least. How long it took is not recorded: Duration is 0, and can be filled in. So can a
+// longer Length.
 //
 // It reads the whole of r. An error begins with name, which is that of the file, and the line: "conv.csv:17: ..."; one
 // of r itself has no line. A file without rows is an error.
@@ -41,9 +42,9 @@ func ReadAzure(name string, r io.Reader, class quotashare.Class) (Trace, error) 
 //
 //	time,class,input_tokens,output_tokens,seconds
 //
-// of which the last may be left out. The time is as in RFC 3339, with any zone, the class is "interactive",
-// "background" or "batch", the tokens are what the call used, and seconds is how long it took (without it 0). All else
-// is as for [ReadAzure].
+// of which the last may be left out. The time is when the call was first asked for, as in RFC 3339, with any zone, in
+// order: a log of when calls ended wants sorting. The class is "interactive", "background" or "batch", the tokens are
+// what the call used, and seconds is how long it took (without it 0). All else is as for [ReadAzure].
 func ReadLog(name string, r io.Reader) (Trace, error) {
 	return readTrace(name, r, format{
 		columns:  []string{"time", "class", "input_tokens", "output_tokens", "seconds"},
@@ -122,7 +123,7 @@ func readTrace(name string, r io.Reader, f format) (Trace, error) {
 		// Not time.Parse, which makes times local where the zone is that of the machine.
 		at, err := time.ParseInLocation(f.time, fields[0], time.UTC)
 		if err != nil {
-			return fail("%s is %q: want a time such as %s", f.columns[0], fields[0], f.time)
+			return fail("%s is %q: want a time such as %s", f.columns[0], fields[0], time.Unix(0, 0).UTC().Format(f.time))
 		}
 		a, err := f.parse(fields)
 		if err != nil {

@@ -53,7 +53,13 @@ type Callers struct {
 // one, two, four, and eight seconds from then on, each less up to a quarter at random: as the SDKs do, but until it
 // gives up.
 //
-// The error names what is wrong with the quota, the trace or the options. Options may be nil.
+// So nobody is in line but in a Pool: callers are those of Window.TryAcquire. The waiters of Window.Acquire are served
+// in the order of their arrival, so large calls wait less there, and small ones more. Where far more is asked for than
+// there is, and all of it keeps coming back, give the class a Concurrency or a Patience: the replay takes as long as
+// there are answers.
+//
+// The error names what is wrong with the quota, the trace or the options, or says that there were more than ten million
+// answers. Options may be nil.
 func Replay(quota quotashare.Quota, trace Trace, options *Options) (Report, error) {
 	r := &replay{trace: trace}
 	if options != nil {
@@ -70,7 +76,7 @@ func Replay(quota quotashare.Quota, trace Trace, options *Options) (Report, erro
 
 func (o *Options) validate() error {
 	if o.Policy >= numPolicies {
-		return fmt.Errorf("sharetest: policy is %v: want Shares or another of the constants", o.Policy)
+		return fmt.Errorf("sharetest: policy is %v: want ByWindow or another of the constants", o.Policy)
 	}
 	for class, c := range o.Callers {
 		var err error
@@ -94,6 +100,9 @@ func (o *Options) validate() error {
 	}
 	return nil
 }
+
+// mostEntries is how much is kept of a replay: half a gigabyte. Tests make it less.
+var mostEntries = 10_000_000
 
 // writtenOut returns a quota with its defaults written out, or the error that it has.
 func writtenOut(quota quotashare.Quota) (quotashare.Quota, error) {
@@ -259,6 +268,7 @@ func (r *replay) plan(c *call, at time.Duration, do what) {
 }
 
 func (r *replay) arrive(a *Arrival) error {
+	r.history.note(entry{at: r.now, class: a.Class, what: arrived})
 	c := &call{Arrival: *a}
 	if c.Pool == nil {
 		c.Pool = r.ofClass[c.Class]
@@ -376,7 +386,9 @@ func (r *replay) refuse(c *call, e entry, wait time.Duration) error {
 		return errors.New("sharetest: a refusal says to come back after no time at all, which would never end")
 	}
 	e.at, e.class, e.first = r.now, c.Class, !c.waits
-	r.history.note(e)
+	if r.history.note(e) > mostEntries {
+		return fmt.Errorf("sharetest: callers of %v come back more than ten million times: want a Concurrency or a Patience of the class", c.Class)
+	}
 	if !c.waits {
 		c.waits = true
 		r.waiting[c.Class]++

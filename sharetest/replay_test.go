@@ -71,9 +71,9 @@ func TestCallersGiveUpWhenTheirPatienceEnds(t *testing.T) {
 		patience time.Duration
 		gaveUp   int
 	}{
-		"shares, a nanosecond too little": {sharetest.Shares, 50*time.Second - 1, 1},
-		"shares, just enough":             {sharetest.Shares, 50 * time.Second, 0},
-		"shares, for ever":                {sharetest.Shares, -1, 0},
+		"shares, a nanosecond too little": {sharetest.ByWindow, 50*time.Second - 1, 1},
+		"shares, just enough":             {sharetest.ByWindow, 50 * time.Second, 0},
+		"shares, for ever":                {sharetest.ByWindow, -1, 0},
 		"undecided, too little":           {sharetest.Undecided, 20 * time.Second, 1},
 		"undecided, enough":               {sharetest.Undecided, 59 * time.Second, 0},
 	} {
@@ -179,7 +179,7 @@ func TestCallsRefusedForGoodAreDropped(t *testing.T) {
 	assert.Equal(t, 2*12, evals.Dropped)
 	assert.Equal(t, 2*12, evals.Offered)
 	assert.Equal(t, 2*12, evals.Refused[quotashare.ReasonTooLarge])
-	assert.Zero(t, evals.Pending)
+	assert.Equal(t, 100-2*12, evals.Pending, "they are in line")
 	assert.Zero(t, evals.HeldUp)
 }
 
@@ -278,7 +278,7 @@ func TestWhatCallsUsedReplacesTheirEstimates(t *testing.T) {
 		"less, but the estimate stays": {40, 10, true, 100, 60, 40 * time.Second, 100},
 		"more, but the estimate stays": {150, 10, true, 100, 60, 40 * time.Second, 100},
 	} {
-		for _, policy := range []sharetest.Policy{sharetest.Shares, sharetest.Undecided, sharetest.StrictPriority} {
+		for _, policy := range []sharetest.Policy{sharetest.ByWindow, sharetest.Undecided, sharetest.StrictPriority} {
 			t.Run(fmt.Sprintf("%s/%v", name, policy), func(t *testing.T) {
 				trace := calls([2]int64{0, 100}, [2]int64{20, test.second})
 				trace.Length = 2 * time.Minute
@@ -291,7 +291,7 @@ func TestWhatCallsUsedReplacesTheirEstimates(t *testing.T) {
 				assert.Equal(t, test.tokens+test.second, people.AdmittedTokens)
 				assert.Equal(t, test.highest, r.HighestWindow)
 				assert.InDelta(t, float64(people.AdmittedTokens)/200, r.Utilisation, 1e-12)
-				if policy == sharetest.Shares {
+				if policy == sharetest.ByWindow {
 					assert.Equal(t, test.wait, people.Wait(1))
 					assert.Zero(t, r.TooMany)
 				}
@@ -388,7 +388,7 @@ func TestReplayErrors(t *testing.T) {
 		"trace": {hundred, sharetest.Trace{}, nil, "sharetest: length of the trace is 0s"},
 		"policy": {
 			hundred, good, func(o *sharetest.Options) { o.Policy = 5 },
-			"sharetest: policy is policy(5): want Shares or another of the constants",
+			"sharetest: policy is policy(5): want ByWindow or another of the constants",
 		},
 		"concurrency": {
 			hundred, good, func(o *sharetest.Options) { o.Callers[batch].Concurrency = -1 },
@@ -577,7 +577,7 @@ func randomCase(r *rand.Rand) (quotashare.Quota, sharetest.Trace, sharetest.Opti
 	slices.SortStableFunc(trace.Arrivals, func(a, b sharetest.Arrival) int { return int(a.At/1000 - b.At/1000) })
 
 	options := sharetest.Options{
-		Policy: pick(r, sharetest.Shares, sharetest.Shares, sharetest.Shares, sharetest.Undecided, sharetest.StaticPartition,
+		Policy: pick(r, sharetest.ByWindow, sharetest.ByWindow, sharetest.ByWindow, sharetest.Undecided, sharetest.StaticPartition,
 			sharetest.StrictPriority, sharetest.PatternSketch),
 		Seed: r.Uint64(),
 	}
@@ -682,7 +682,7 @@ func newOracle(t *testing.T, quota quotashare.Quota, trace sharetest.Trace, opti
 			}
 		}
 		fallthrough
-	case sharetest.Shares:
+	case sharetest.ByWindow:
 		clock := func() time.Time { return trace.Start.Add(o.now) }
 		o.window, err = quotashare.NewWindow(decides, quotashare.WithClock(clock))
 		require.NoError(t, err)
@@ -818,7 +818,7 @@ func (o *oracle) look() {
 // short notes that a class was short for a time, for every interval that has some of it.
 func (o *oracle) short(class quotashare.Class, from, to time.Duration) {
 	o.happened = append(o.happened, oracleEvent{-1, class, func(r *sharetest.Report, c *sharetest.ClassReport) {
-		if delay := min(to, r.To) - from; from < r.To && to >= r.From && delay > c.ShareDelay {
+		if delay := min(to, r.To) - from; from < r.To && to > r.From && delay > c.ShareDelay {
 			c.ShareDelay, c.ShareDelayAt = delay, from
 		}
 	}})
@@ -1058,7 +1058,12 @@ func (o *oracle) report(from, to time.Duration) sharetest.Report {
 				e.change(&r, &r.Classes[i])
 			}
 		}
-		r.Classes[i].Pending = before.Offered - before.Admitted - before.GaveUp - before.Dropped
+		r.Classes[i].Pending = -before.Admitted - before.GaveUp - before.Dropped
+		for _, a := range o.trace.Arrivals {
+			if a.Class == quotashare.Class(i) && a.At < r.To {
+				r.Classes[i].Pending++
+			}
+		}
 	}
 	// The highest window is the first of all classes.
 	var highest sharetest.Report
@@ -1192,8 +1197,21 @@ func sum(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(tex
 
 const (
 	goldenTrace     = "a56e2467c82ded0149ef44c32c76d80fa15bae74454ba953877abd26476baa05"
-	goldenShares    = "cf4f17704ac3f48ab6751f106a418801a1792c35752b0e763cb5cc71ed049928"
-	goldenUndecided = "78229eaea67eb3afd45a030e28908b066d8005f090ae0e7ed6918f6dbbc064da"
-	goldenBucket    = "10a419966f518b943f5ae985b250f95db5a9d48f242038b295492eeb2f27466c"
-	goldenSketch    = "8384e778f7a68f7f0aaabe85928733747fa2495731cf747bc09c48d87bf729a7"
+	goldenShares    = "4d1e576f70312294d4a79b9df83c136f47594475bd1f15b43cf4844d0cfb4f8e"
+	goldenUndecided = "39b6d1e7bebd587e2c905f8302ea8c9a4497dea827a42b3d34e2a77f3a1a45ba"
+	goldenBucket    = "72e5dc9bc1b28fd286cbf1301505736aeda538e6902243cf485e8a8ded13efad"
+	goldenSketch    = "14071b63a4a557278df8264050027086021e092d15ba273beb43a9a0497fa3e9"
 )
+
+func TestCallersWhoComeBackWithoutEndAreAnError(t *testing.T) {
+	// Not parallel: it changes the bound for all.
+	trace := sharetest.Trace{Length: 24 * time.Hour, Arrivals: []sharetest.Arrival{
+		{Class: batch, Estimate: 10}, {Class: batch, Estimate: 10},
+	}}
+	quota := quotashare.Quota{Tokens: 10, Window: time.Hour, Floors: quotashare.NoFloors}
+	options := sharetest.Options{Policy: sharetest.StrictPriority, Provider: sharetest.Provider{Tokens: 1}}
+	mustReplay(t, quota, trace, &options)
+	sharetest.SetMostEntries(t, 1000)
+	_, err := sharetest.Replay(quota, trace, &options)
+	require.ErrorContains(t, err, "callers of batch come back more than ten million times: want a Concurrency or a Patience")
+}

@@ -12,7 +12,7 @@ import (
 )
 
 // A Report is what came of the traffic in an interval of a replay. It is data: a test reads its fields, and
-// encoding/json keeps them.
+// encoding/json writes them.
 type Report struct {
 	Name   string
 	Policy Policy
@@ -67,13 +67,13 @@ type ClassReport struct {
 	HeldUp  int                        // calls that were refused at least once and could wait, by what decides or by the provider
 	GaveUp  int                        // calls whose patience ended
 	Dropped int                        // calls that were refused for good
-	Pending int                        // calls that were asked for and still neither admitted nor over at the end of the interval
+	Pending int                        // calls that had come, and were neither admitted nor over at the end of the interval
 
 	// Waits are the times from the first asking to the admission, of all that were admitted, the shortest first.
 	Waits []time.Duration
 
 	// ShareDelay is how long after its demand rose the class had its share: the longest time for which a call of it was
-	// waiting that its share had room for. ShareDelayAt is when that began.
+	// waiting that its share had room for. ShareDelayAt is when that began, which may be before the interval.
 	ShareDelay, ShareDelayAt time.Duration
 }
 
@@ -147,7 +147,8 @@ type entry struct {
 type happened uint8
 
 const (
-	offered happened = iota
+	arrived happened = iota
+	offered
 	admitted
 	refused
 	tooMany
@@ -248,7 +249,7 @@ func (h *history) Between(from, to time.Duration) Report {
 	}
 	for _, p := range h.periods {
 		c := &r.Classes[p.class]
-		if delay := min(p.to, r.To) - p.from; p.from < r.To && p.to >= r.From && delay > c.ShareDelay {
+		if delay := min(p.to, r.To) - p.from; p.from < r.To && p.to > r.From && delay > c.ShareDelay {
 			c.ShareDelay, c.ShareDelayAt = delay, p.from
 		}
 	}
@@ -307,7 +308,7 @@ func (r *Report) add(e *entry) {
 // pending returns by how many calls more are pending.
 func (h happened) pending() int {
 	switch h {
-	case offered:
+	case arrived:
 		return 1
 	case admitted, gaveUp, dropped:
 		return -1
@@ -324,7 +325,7 @@ func (r Report) String() string {
 	table := tabwriter.NewWriter(&text, 9, 0, 1, ' ', tabwriter.AlignRight)
 	// The table is right-aligned but for the names, which are padded here.
 	const row = "%-11s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n"
-	fmt.Fprintf(table, row, "", "tokens", "of quota", "calls", "held up", "gave up", "median", "99th", "longest", "share in")
+	fmt.Fprintf(table, row, "", "tokens", "of quota", "calls", "held up", "gave up", "median", "99th", "longest", "share after")
 	for class, c := range r.Classes {
 		median, most, longest := "-", "-", "-"
 		if len(c.Waits) > 0 {
@@ -367,6 +368,9 @@ func seconds(d time.Duration) string {
 		return fmt.Sprintf("%.0f s", d.Seconds())
 	case d < 2*time.Hour:
 		return fmt.Sprintf("%.1f min", d.Minutes())
+	}
+	if d == math.MaxInt64 {
+		return "for ever"
 	}
 	return fmt.Sprintf("%.1f h", d.Hours())
 }

@@ -78,15 +78,19 @@ func lognormal[T ~int64](mean T, sigma float64) sharetest.Quantiles[T] {
 // patient are people who wait ten seconds, and all others as they are.
 var patient = [quotashare.NumClasses]sharetest.Callers{interactive: {Patience: 10 * time.Second}}
 
+// seeds is how often a requirement must hold, each time with other random numbers.
+func seeds() uint64 {
+	if testing.Short() {
+		return 1
+	}
+	return 5
+}
+
 // eachSeed replays traffic of some length for each of the floors, with five seeds. That the provider never had to
 // refuse is checked for all of it.
 func eachSeed(t *testing.T, f floors, length time.Duration, traffic []sharetest.Part, check func(*testing.T, sharetest.Report)) {
-	seeds := uint64(5)
-	if testing.Short() {
-		seeds = 1
-	}
 	for _, name := range slices.Sorted(maps.Keys(f)) {
-		for seed := range seeds {
+		for seed := range seeds() {
 			t.Run(fmt.Sprintf("%s/seed=%d", name, seed), func(t *testing.T) {
 				t.Parallel()
 				quota := quotashare.Quota{Tokens: account, Floors: f[name]}
@@ -156,7 +160,7 @@ func TestHugeInteractiveCallIdlesNothing(t *testing.T) {
 		})
 	}
 	for _, name := range slices.Sorted(maps.Keys(lendingFloors)) {
-		for seed := range uint64(5) {
+		for seed := range seeds() {
 			quota := quotashare.Quota{Tokens: account, Floors: lendingFloors[name]}
 			trace, err := sharetest.Generate(quota, to, seed, people(0.05, 0), scheduled(0.19, 0), hungry(0, batchSizes[1]))
 			require.NoError(t, err)
@@ -202,6 +206,9 @@ func checkDefaultShares(t *testing.T, r sharetest.Report, within float64) {
 }
 
 func TestRealTraces(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it is an hour of 28,185 calls")
+	}
 	quota, trace := realTraces(t)
 	report, err := sharetest.Replay(quota, trace, nil)
 	require.NoError(t, err)

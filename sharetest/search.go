@@ -22,8 +22,8 @@ type Unmet struct {
 	// Best is what the best table comes to, as Wish.Test tells it.
 	Best error
 
-	// Nearest is what the table comes to that is nearest to this wish, whatever becomes of the others, and With is that
-	// table. Nil: With fulfils it, so it is the wishes together that cannot be had.
+	// Nearest is what the table comes to that, of those that were tried, is nearest to this wish, whatever becomes of
+	// the others, and With is that table. Nil: With fulfils it, so it is the wishes together that could not be had.
 	Nearest error
 	With    quotashare.Quota
 }
@@ -44,7 +44,7 @@ func (f Found) String() string {
 			with, _ := u.With.MarshalJSON() // it was replayed, so it is valid
 			text += fmt.Sprintf("\n  alone it can be had, with %s", with)
 		} else {
-			text += fmt.Sprintf("\n  the nearest of all tables: %v", u.Nearest)
+			text += fmt.Sprintf("\n  the nearest of the tables tried: %v", u.Nearest)
 		}
 	}
 	return text
@@ -56,15 +56,15 @@ const (
 )
 
 // Search finds shares, floors and ceilings with which the trace, replayed as by [Replay], fulfils all wishes, or comes
-// as near as it can. It begins with the quota, keeps all else of it, and changes as little as it must: where quota
-// fulfils them itself, it is what is found.
+// as near as it can. It begins with the quota, and keeps all else of it. Where quota fulfils them itself, it is what is
+// found.
 //
 // It tries the quota and the usual floors, and from the best of them on moves share from a class to another, and
 // floors and ceilings up and down, in steps of 20, 10, 5 and 2 % of the quota, as long as that helps. How far a table
 // is off is the sum over the wishes of m/(1+m), where m is how far the value is beyond its limit, as a part of the
 // limit. That finds a table that is better than all those around it: no proof that there is none elsewhere. No class's
 // share falls below 5 %, or what it was, lest it starve for the wishes of others. The trace is replayed 100 times at
-// most, and the same arguments always find the same.
+// most, which takes as many times as long as Replay does. The same arguments always find the same.
 //
 // The error is that of Replay.
 func Search(quota quotashare.Quota, trace Trace, options *Options, wishes ...Wish) (Found, error) {

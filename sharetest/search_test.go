@@ -29,6 +29,13 @@ func search(t *testing.T, quota quotashare.Quota, wishes ...sharetest.Wish) shar
 	return found
 }
 
+func skipShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it is some hundred replays")
+	}
+}
+
 func atNight(least float64) sharetest.Wish {
 	return sharetest.Share(batch).AtLeast(least).During(0, dawn)
 }
@@ -49,6 +56,7 @@ func TestSearchLeavesATableThatDoesWell(t *testing.T) {
 }
 
 func TestSearchFindsATable(t *testing.T) {
+	skipShort(t)
 	for name, test := range map[string]struct {
 		quota  quotashare.Quota
 		wishes []sharetest.Wish
@@ -91,6 +99,7 @@ func TestSearchFindsATable(t *testing.T) {
 }
 
 func TestSearchSaysWhatCannotBeHad(t *testing.T) {
+	skipShort(t)
 	t.Run("alone", func(t *testing.T) {
 		t.Parallel()
 		found := search(t, quotashare.Quota{Tokens: account}, append(nobodyGivesUp, atNight(0.97))...)
@@ -100,7 +109,7 @@ func TestSearchSaysWhatCannotBeHad(t *testing.T) {
 		require.ErrorContains(t, unmet.Best, "want at least 97.0 %")
 		require.ErrorContains(t, unmet.Nearest, "want at least 97.0 %")
 		assert.Greater(t, found.Report.Between(0, dawn).Classes[batch].Share, 0.8, "as near as it comes")
-		assert.Contains(t, found.String(), "the nearest of all tables")
+		assert.Contains(t, found.String(), "the nearest of the tables tried")
 		for class, share := range found.Quota.Shares {
 			assert.GreaterOrEqual(t, share, 0.05, "share of %v", quotashare.Class(class))
 		}

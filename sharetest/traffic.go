@@ -144,10 +144,12 @@ func (f Flow) arrivals(g *generator) ([]Arrival, error) {
 }
 
 // Day is a curve of working days: a factor of 1 on average over 24 hours from midnight on, 0.2 in the night, and 1.9 at
-// its highest in the afternoon.
+// its highest in the afternoon. A Curve is asked for instants of the trace: for one that starts at 22:00 it is
+// func(at time.Duration) float64 { return Day(at + 22*time.Hour) }.
 func Day(at time.Duration) float64 {
+	at = (at%(24*time.Hour) + 24*time.Hour) % (24 * time.Hour)
 	hour, rest := at/time.Hour, at%time.Hour
-	low, high := day[hour%24], day[(hour+1)%24]
+	low, high := day[hour], day[(hour+1)%24]
 	return float64(low)/10 + float64(float64(high-low)/10*rest.Hours())
 }
 

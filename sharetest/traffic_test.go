@@ -543,3 +543,12 @@ func TestExponentialIsExponential(t *testing.T) {
 	}
 	assert.Less(t, distance, 0.006) // 0.005 is passed by one of a hundred seeds
 }
+
+func TestDayRepeats(t *testing.T) {
+	for hour := range 24 * time.Hour / time.Hour {
+		at := hour*time.Hour + 17*time.Minute
+		for _, days := range []time.Duration{-2, -1, 1, 365} {
+			assert.Equal(t, sharetest.Day(at), sharetest.Day(at+days*24*time.Hour))
+		}
+	}
+}

@@ -175,8 +175,8 @@ func (s *story) replay(seed uint64) ([]sharetest.Report, error) {
 		floors quotashare.Fractions
 	}{
 		{"Nothing decides", sharetest.Undecided, quotashare.Fractions{}},
-		{"Shares with the default floors", sharetest.Shares, quotashare.Fractions{}},
-		{"Shares with elastic floors", sharetest.Shares, quotashare.ElasticFloors},
+		{"Shares with the default floors", sharetest.ByWindow, quotashare.Fractions{}},
+		{"Shares with elastic floors", sharetest.ByWindow, quotashare.ElasticFloors},
 	} {
 		quota := quotashare.Quota{Tokens: account, Shares: s.shares, Floors: way.floors}
 		report, err := sharetest.Replay(quota, s.trace, &sharetest.Options{
