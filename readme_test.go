@@ -14,7 +14,12 @@ import (
 // an example.
 func TestReadmeCodeIsExampleCode(t *testing.T) {
 	readme := read(t, "README.md")
-	examples := read(t, "example_test.go") + read(t, "sharetest/example_shares_test.go")
+	examples := ""
+	for _, file := range []string{
+		"example_test.go", "sharetest/example_shares_test.go", "internal/sdktest/example_test.go",
+	} {
+		examples += read(t, file)
+	}
 	examples = regexp.MustCompile(`(?m)^\t`).ReplaceAllString(examples, "")
 	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(readme, -1)
 	require.NotEmpty(t, blocks)

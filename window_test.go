@@ -250,14 +250,14 @@ func heap() uint64 {
 // nothing of testing.
 func TestImportsAreTheStandardLibraryAlone(t *testing.T) {
 	format := `{{if and .Module (ne .Module.Path "github.com/quotashare/quotashare")}}{{.ImportPath}}{{end}}{{if eq .ImportPath "testing" "flag"}}{{.ImportPath}}{{end}}`
-	out, err := exec.Command("go", "list", "-deps", "-f", format, ".", "./sharetest").CombinedOutput()
+	out, err := exec.Command("go", "list", "-deps", "-f", format, ".", "./sharetest", "./llmhttp").CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.Empty(t, strings.TrimSpace(string(out)))
 }
 
 // TestNothingStartsAGoroutine reads the code of the packages for go statements.
 func TestNothingStartsAGoroutine(t *testing.T) {
-	for _, name := range []string{".", "internal/sliding", "sharetest"} {
+	for _, name := range []string{".", "internal/sliding", "sharetest", "llmhttp"} {
 		files, err := filepath.Glob(filepath.Join(name, "*.go"))
 		require.NoError(t, err)
 		for _, name := range files {

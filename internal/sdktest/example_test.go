@@ -95,7 +95,7 @@ func Example_plain() {
 	limits := []llmhttp.Limit{{Limiter: window}}
 	client := &http.Client{Transport: &llmhttp.Transport{Limits: limits, Profile: llmhttp.OpenAI}}
 
-	handler := llmhttp.Enter(quotashare.SourceAPI, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	chat := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := strings.NewReader(`{"max_tokens":500,"messages":[{"role":"user","content":"Where is my parcel?"}]}`)
 		url := os.Getenv("OPENAI_BASE_URL") + "/chat/completions"
 		request, err := http.NewRequestWithContext(r.Context(), http.MethodPost, url, body)
@@ -109,7 +109,8 @@ func Example_plain() {
 		defer answer.Body.Close()
 		w.WriteHeader(answer.StatusCode)
 		_, _ = io.Copy(w, answer.Body)
-	}))
+	})
+	handler := llmhttp.Enter(quotashare.SourceAPI, chat)
 
 	fmt.Println(ask(handler), window.Stats().Classes[quotashare.Interactive].Admitted, "interactive")
 	// Output: 200 1 interactive
