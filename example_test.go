@@ -43,6 +43,25 @@ func Example() {
 	// Output: own_share 850
 }
 
+// What the provider says is left of the account keeps everybody's room down, if others use it too. Package llmhttp reads
+// it off the headers of each answer.
+func ExampleWindow_Observe() {
+	window, _ := quotashare.NewWindow(quotashare.Quota{Tokens: 100_000})
+	window.TryAcquire(quotashare.Interactive, 20_000)
+
+	// The answer to a call that was sent two seconds ago says: x-ratelimit-remaining-tokens: 50000.
+	window.Observe(50_000, 2*time.Second)
+	fmt.Println("others hold", window.Usage().Others)
+
+	// And another is 429, with Retry-After: 7.
+	window.Throttled(7 * time.Second)
+	_, decision := window.TryAcquire(quotashare.Interactive, 1_000)
+	fmt.Println(decision.Reason, decision.RetryAfterSeconds())
+	// Output:
+	// others hold 30000
+	// quota_full 7
+}
+
 // Settle with what the provider says was used. A call that was sent has used tokens even if it failed, so what is not
 // known stays charged as it was estimated, until it leaves the window. That is why Cancel is not deferred: it would
 // give back the tokens of calls that were sent. It is for the call that never was.
