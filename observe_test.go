@@ -124,6 +124,26 @@ func TestObserveTakesACachedValueOnce(t *testing.T) {
 	assert.Less(t, w.Usage().Others, int64(10_000))
 }
 
+func TestObserveKnowsAValueThatIsToldForTheFirstTime(t *testing.T) {
+	quota := Quota{Tokens: 100_000, Floors: NoFloors, Pace: 1}
+	w, clock := newTestWindow(t, quota)
+	_, d := w.TryAcquire(Interactive, 5_000)
+	require.True(t, d.Admitted)
+	w.Observe(0, 0)
+	require.EqualValues(t, 95_000, w.Usage().Others, "nothing is left, though more than a thousand tokens were charged")
+
+	// Told again after a little was charged, it is no cached one: it is remembered from then on.
+	w, clock = newTestWindow(t, quota)
+	w.TryAcquire(Interactive, 5_000)
+	w.Observe(90_000, 0)
+	require.EqualValues(t, 5_000, w.Usage().Others)
+	clock.advance(40 * time.Second)
+	w.TryAcquire(Interactive, 500)
+	w.Observe(90_000, 0)
+	clock.advance(30 * time.Second)
+	assert.EqualValues(t, 4_500, w.Usage().Others)
+}
+
 func TestThrottledStopsEverybodyAndLoansForLonger(t *testing.T) {
 	w, clock := newTestWindow(t, plain) // shares of 700, 200 and 100
 	w.Throttled(20 * time.Second)
@@ -147,6 +167,19 @@ func TestThrottledStopsEverybodyAndLoansForLonger(t *testing.T) {
 	clock.advance(40 * time.Second)
 	_, d = w.TryAcquire(Batch, 1)
 	assert.Equal(t, ReasonBorrowed, d.Reason)
+}
+
+func TestThrottledForLongerThanAWindow(t *testing.T) {
+	w, clock := newTestWindow(t, plain)
+	w.Throttled(90 * time.Second)
+	w.Throttled(time.Second)
+	clock.advance(70 * time.Second)
+	for c := range Class(NumClasses) {
+		_, d := w.TryAcquire(c, 1)
+		assert.Equal(t, Decision{Reason: ReasonQuotaFull, RetryAfter: 20 * time.Second}, d, c)
+		_, d = w.TryAcquire(c, 701)
+		assert.Equal(t, Decision{Reason: ReasonQuotaFull, RetryAfter: 20 * time.Second}, d, "%v: a loan", c)
+	}
 }
 
 func TestThrottledWithoutAHint(t *testing.T) {

@@ -513,7 +513,7 @@ func (w *Window) Throttled(retryAfter time.Duration) {
 		retryAfter = Backoff(Interactive, w.rule.window)
 	}
 	w.stopped = max(w.stopped, sliding.Add(w.now, int64(retryAfter)))
-	w.noLoans = max(w.noLoans, w.stopped, sliding.Add(w.now, length))
+	w.noLoans = max(w.stopped, sliding.Add(w.now, length))
 }
 
 // A Limiter admits calls: a *Window, a window that many replicas share, or a test's fake. It is what code should ask
