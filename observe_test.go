@@ -126,14 +126,14 @@ func TestObserveTakesACachedValueOnce(t *testing.T) {
 
 func TestObserveKnowsAValueThatIsToldForTheFirstTime(t *testing.T) {
 	quota := Quota{Tokens: 100_000, Floors: NoFloors, Pace: 1}
-	w, clock := newTestWindow(t, quota)
+	w, _ := newTestWindow(t, quota)
 	_, d := w.TryAcquire(Interactive, 5_000)
 	require.True(t, d.Admitted)
 	w.Observe(0, 0)
 	require.EqualValues(t, 95_000, w.Usage().Others, "nothing is left, though more than a thousand tokens were charged")
 
 	// Told again after a little was charged, it is no cached one: it is remembered from then on.
-	w, clock = newTestWindow(t, quota)
+	w, clock := newTestWindow(t, quota)
 	w.TryAcquire(Interactive, 5_000)
 	w.Observe(90_000, 0)
 	require.EqualValues(t, 5_000, w.Usage().Others)
