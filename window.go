@@ -33,7 +33,8 @@ type Window struct {
 	used    [NumClasses]sliding.Log
 	refused [NumClasses]sliding.Log // what counts as demand of the calls that were refused
 	peaks   [NumClasses]sliding.Peak
-	own     sliding.Peak // of all that is charged
+	own     sliding.Peak // of all that is charged, since watched
+	watched int64        // when Observe was first called, for until then it costs too much to know own
 	others  sliding.Peak // of Usage.Others
 	stopped int64        // nothing is admitted before this instant
 	noLoans int64        // nothing is lent before this instant, which is not before stopped
@@ -111,6 +112,7 @@ func NewWindow(quota Quota, options ...Option) (*Window, error) {
 	w.changes = w.turn
 	w.due = math.MaxInt64
 	w.told = -1
+	w.watched = math.MaxInt64
 	for c := range NumClasses {
 		w.used[c], w.refused[c] = sliding.NewLog(length), sliding.NewLog(length)
 	}
@@ -359,7 +361,9 @@ func (w *Window) noteDemand(c Class) {
 	w.peaks[c].Note(asked)
 	w.usage.Used[c] = used
 	w.usage.Demand[c] = max(w.usage.Demand[c], asked)
-	w.own.Note(w.usage.charged())
+	if w.watched < w.now {
+		w.own.Note(w.usage.charged())
+	}
 }
 
 // fitsAt returns the first instant after now at which the rule would admit the call if nothing else happened; without
@@ -483,11 +487,23 @@ func (w *Window) Observe(remaining int64, sent time.Duration) {
 	case charged-w.toldAt > 1000:
 		return
 	}
+	if w.watched == math.MaxInt64 {
+		w.watched = w.now - 1
+	}
+	w.own.Note(w.usage.charged())
 	parts := 1 // of the peaks, in which the provider may have answered
 	if began := w.turn - w.part; int64(sent) > w.now-began {
 		parts += int((int64(sent) - (w.now - began) + w.part - 1) / w.part)
 	}
-	own := w.own.MaxAfter(sliding.PeakParts + 1 - min(parts, sliding.PeakParts+1))
+	turns := sliding.PeakParts + 1 - min(parts, sliding.PeakParts+1)
+	own := w.own.MaxAfter(turns)
+	if w.now-int64(sent) <= w.watched { // what was asked for is no less than what was charged
+		asked := int64(0)
+		for c := range w.peaks {
+			asked = sliding.Add(asked, w.peaks[c].MaxAfter(turns))
+		}
+		own = max(own, asked)
+	}
 	if others := w.rule.quota - remaining - own; others > 0 {
 		w.others.Note(others)
 		w.usage.Others = max(w.usage.Others, others)
