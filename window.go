@@ -468,8 +468,8 @@ func (w *Window) turnAt(n int) int64 {
 //
 // It only ever tightens: a value that leaves more room than there is changes nothing. What was charged meanwhile is
 // allowed for, as nobody knows whether the provider counted it. Changed by nothing is also a value that is negative,
-// that is older than a Window, or that is told again and again while more than a thousand tokens were charged, the step
-// to which some round: it is a cached one.
+// that is older than a Window, or that is told again and again while more was charged than a thousand tokens, the step
+// to which some round, or a hundredth of a small quota: it is a cached one.
 func (w *Window) Observe(remaining int64, sent time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -484,7 +484,7 @@ func (w *Window) Observe(remaining int64, sent time.Duration) {
 	switch {
 	case remaining != w.told:
 		w.told, w.toldAt = remaining, charged
-	case charged-w.toldAt > 1000:
+	case charged-w.toldAt > min(1000, w.rule.quota/100):
 		return
 	}
 	if w.watched == math.MaxInt64 {

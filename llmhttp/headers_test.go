@@ -71,7 +71,7 @@ func TestRemainingOfEveryProvider(t *testing.T) {
 		}, [4]int64{math.MaxInt64, none, none, none}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, status := range []int{200, 204, 400, 429, 500} { // an answer is an answer
+			for _, status := range []int{200, 204, 400, 500} { // an answer is an answer; 429 says it by itself
 				transport := &Transport{Base: says(status, "", c.header...), Estimate: estimated(500)}
 				var limiters [4]*tally
 				for unit := range limiters {
@@ -401,4 +401,39 @@ func TestCallsInFlightAreNotOthers(t *testing.T) {
 	assert.EqualValues(t, 200, w.Usage().Others)
 	assert.Equal(t, 429, send(t, &Transport{Limits: transport.Limits, Estimate: estimated(201)}, "{}").StatusCode)
 	assert.Equal(t, 200, send(t, transport, "{}").StatusCode)
+}
+
+// What a 429 says is left need not be of this limit: of a day, or of money.
+func TestA429SaysNothingByWhatIsLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		body  string
+		after string
+	}{
+		"a daily limit": {`{}`, "7200"},
+		"money":         {`{"error":{"type":"insufficient_quota"}}`, "20"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWindow(t, quotaOf(quotashare.Interactive, 30))
+			transport := &Transport{
+				Base:   says(429, c.body, "X-RateLimit-Remaining-Requests", "0", "Retry-After", c.after),
+				Limits: []Limit{{w, Requests}},
+			}
+			readAll(t, send(t, transport, "{}"))
+			assert.Zero(t, w.Usage().Others)
+			headroom(t, w, quotashare.Interactive, 30)
+		})
+	}
+}
+
+func TestAnAnswerOutOfACacheTellsNothing(t *testing.T) {
+	for age, want := range map[string]int64{"": 900, "0": 900, "1": 0, "3600": 0} {
+		w := newWindow(t, quotaOf(quotashare.Interactive, 1000))
+		transport := &Transport{
+			Base:     says(200, "{}", "X-RateLimit-Remaining-Tokens", "40", "Age", age),
+			Limits:   []Limit{{Limiter: w}},
+			Estimate: estimated(60),
+		}
+		readAll(t, send(t, transport, "{}"))
+		assert.Equal(t, want, w.Usage().Others, age)
+	}
 }

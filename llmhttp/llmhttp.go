@@ -9,7 +9,7 @@
 // provider counts. What cannot be admitted is answered 429 in the form that the SDKs know, and never sent. What the
 // provider says of the account, in its headers and by its own 429s, tightens the Window.
 //
-// Everything is safe for concurrent use, and no goroutine is started.
+// Everything is safe for concurrent use, and no goroutine outlives RoundTrip.
 package llmhttp
 
 import (

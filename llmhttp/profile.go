@@ -102,7 +102,16 @@ func (p *Profile) estimate(body []byte, request map[string]json.RawMessage) Toke
 		output = max(p.DefaultOutput, 0)
 	}
 	answers, _ := largest(request, math.Inf(1), "n", "best_of")
-	return Tokens{whole(input), p.output(float64(output) * float64(max(answers, 1)))}
+	return Tokens{whole(input), p.output(float64(output) * float64(max(answers, 1)) * prompts(request["prompt"]))}
+}
+
+// prompts returns how many prompts a request of Completions has: each text of a list, or each list of token numbers.
+func prompts(prompt json.RawMessage) float64 {
+	var all []json.RawMessage
+	if json.Unmarshal(prompt, &all) != nil || len(all) == 0 || all[0][0] != '"' && all[0][0] != '[' {
+		return 1
+	}
+	return float64(len(all))
 }
 
 // output returns what so many tokens of output count for.

@@ -382,3 +382,20 @@ func TestProfiles(t *testing.T) {
 	}
 	assert.EqualValues(t, 15*4096, estimate(t, Bedrock, `{}`).Output)
 }
+
+// Completions answers each prompt of a list.
+func TestEachPromptIsAnswered(t *testing.T) {
+	for body, want := range map[string]int64{
+		`{"max_tokens":7,"prompt":"a"}`:                7,
+		`{"max_tokens":7,"prompt":["a","b","c"]}`:      21,
+		`{"max_tokens":7,"prompt":["a","b"],"n":2}`:    28,
+		`{"max_tokens":7,"prompt":[1,2,3]}`:            7,
+		`{"max_tokens":7,"prompt":[[1,2,3],[4]]}`:      14,
+		`{"max_tokens":7,"prompt":[]}`:                 7,
+		`{"max_tokens":7,"prompt":{"a":["b"]}}`:        7,
+		`{"max_tokens":7,"messages":["a","b"]}`:        7,
+		`{"max_tokens":7,"prompt":null,"input":["a"]}`: 7,
+	} {
+		assert.Equal(t, want, estimate(t, Profile{}, body).Output, body)
+	}
+}

@@ -50,8 +50,11 @@ type Limit struct {
 // The body of an answer reaches the caller byte for byte, as it comes. The grant is closed once, when the body was
 // read to its end or closed, or when there is none: with the usage that the answer told, if Profile's provider counts
 // what was used. Without a usage, and for a stream that was left before its end, the estimate stands. It is taken back
-// if the request was never sent, and settled with nothing if it was turned away (4xx, 503, 529) by a provider that
-// does not count such.
+// if the request was never sent, and settled with no tokens if it was turned away (3xx, 4xx, 503, 529) by a provider
+// that does not count such.
+//
+// A request's body that can be read only once, for GetBody is nil, is read before anything is sent, and kept until
+// then.
 //
 // A timeout of the http.Client or of the SDK includes the wait: Batch wants a long one, or none.
 type Transport struct {
@@ -63,7 +66,7 @@ type Transport struct {
 	// its class does for each of them in turn. If there are several, each must be a Limiter of its own that decides at
 	// once too: by TryAcquire(Class, int64) (Grant, Decision), as *quotashare.Window has it, or by
 	// TryAcquire(context.Context, Class, int64) (Grant, Decision, error). A call that one of them refuses and then
-	// makes wait counts twice in its Stats.
+	// makes wait counts twice in its Stats, and a refusal tells when that one has room.
 	Limits []Limit
 
 	// LimitsFor chooses the limits of a request in the place of Limits, where models or accounts have limits of their
@@ -174,7 +177,7 @@ func peek(r *http.Request) (body []byte, sent *http.Request, err error) {
 		}
 		return body, r, err
 	}
-	// A reader may hang. It is closed when the request is cancelled, as it would be while it is sent.
+	// A reader may hang. It is closed when the request is cancelled, which frees those that closing frees.
 	closeOnce := sync.OnceValue(r.Body.Close)
 	stop := context.AfterFunc(r.Context(), func() { _ = closeOnce() })
 	body, err = readAll(r.Body, r.ContentLength)
@@ -291,7 +294,7 @@ func (x *exchange) acquire(ctx context.Context, class quotashare.Class, tokens T
 	if len(x.limits) == 0 {
 		return nil
 	}
-	for wait := 0; ; {
+	for wait := x.hopeless(class, tokens); ; {
 		x.grants = make([]quotashare.Grant, len(x.limits))
 		var err error
 		if x.grants[wait], err = x.limits[wait].Limiter.Acquire(ctx, class, x.limits[wait].of(tokens)); err != nil {
@@ -320,6 +323,14 @@ func (x *exchange) acquire(ctx context.Context, class quotashare.Class, tokens T
 	}
 }
 
+// hopeless returns a limit that a request will never fit, as it is refused by that at once, and otherwise the first.
+func (x *exchange) hopeless(class quotashare.Class, tokens Tokens) int {
+	return max(0, slices.IndexFunc(x.limits, func(l Limit) bool {
+		w, ok := l.Limiter.(interface{ Quota() quotashare.Quota })
+		return ok && len(x.limits) > 1 && l.of(tokens) > w.Quota().Limits(class).Largest
+	}))
+}
+
 // of returns what is needed of the limit for so many tokens. It is 1 at least, so that there is a grant, which is
 // settled with what was used.
 func (l Limit) of(tokens Tokens) int64 { return max(tokens.in(l.Unit), 1) }
@@ -331,7 +342,7 @@ func (x *exchange) validate() error {
 		}
 		for j, other := range x.limits[:i] {
 			// What one of them takes the other would wait for, for ever.
-			if reflect.TypeOf(l.Limiter).Comparable() && l.Limiter == other.Limiter {
+			if reflect.ValueOf(l.Limiter).Comparable() && l.Limiter == other.Limiter {
 				return fmt.Errorf("llmhttp: limits[%d]: it is the Limiter of limits[%d] too: want one for each (TotalTokens counts both)", i, j)
 			}
 		}
@@ -363,7 +374,7 @@ func (x *exchange) cancel() {
 // end closes the grants, once: with what the answer used, or with their estimates.
 func (x *exchange) end(u usage) {
 	if !u.whole || x.profile.CountsReserved {
-		x.closed.Store(true)
+		x.settle(func(Unit) int64 { return -1 }) // it is not known, and the estimate stands
 		return
 	}
 	tokens := x.profile.tokens(u)
@@ -406,14 +417,18 @@ func (x *exchange) roundTrip(base http.RoundTripper, r *http.Request) (*http.Res
 	start := time.Now()
 	answer, err := base.RoundTrip(r.WithContext(ctx))
 	if err != nil {
+		// Of a Base that tells nothing by the trace, only a failure to dial is sure.
 		var failed *net.OpError
-		if !connected.Load() && (asked.Load() || errors.As(err, &failed) && failed.Op == "dial") {
+		_, tells := base.(*http.Transport)
+		if !connected.Load() && (tells || asked.Load() || errors.As(err, &failed) && failed.Op == "dial") {
 			x.cancel()
 		}
 		x.end(usage{})
 		return answer, err
 	}
-	x.observe(answer.Header, time.Since(start))
+	if answer.StatusCode != http.StatusTooManyRequests { // which says it by itself
+		x.observe(answer.Header, time.Since(start))
+	}
 	switch status := answer.StatusCode; {
 	case status == http.StatusTooManyRequests:
 		x.throttled(answer)
@@ -447,8 +462,11 @@ type observer interface {
 	Throttled(retryAfter time.Duration)
 }
 
-// observe tells the limits what the provider says is left of them.
+// observe tells the limits what the provider says is left of them, if it was the provider and not a cache.
 func (x *exchange) observe(h http.Header, sent time.Duration) {
+	if age := first(h, "Age"); age != "" && age != "0" {
+		return
+	}
 	for _, l := range x.limits {
 		if o, ok := l.Limiter.(observer); ok {
 			if left, told := remaining(h, l.Unit); told {
@@ -458,7 +476,8 @@ func (x *exchange) observe(h http.Header, sent time.Duration) {
 	}
 }
 
-// throttled takes an answer of 429. One that no wait can cure stops nobody else, and was not counted.
+// throttled takes an answer of 429. One that no wait can cure stops nobody else, and was not counted. Only its body
+// tells, so it is waited for, whatever the headers say.
 func (x *exchange) throttled(answer *http.Response) {
 	var read bytes.Buffer
 	if answer.Body != nil {
@@ -519,7 +538,7 @@ func unpack(w io.Writer, packed []byte, most int64) {
 const (
 	mostError    = 1 << 16 // bytes of an answer of 429
 	mostPacked   = 4 << 20 // bytes of a packed answer that are kept to find its usage in the end
-	mostUnpacked = 1 << 28 // and what they may unpack to
+	mostUnpacked = 1 << 26 // and what they may unpack to
 )
 
 // An answerBody is the body of an answer. It finds the usage in what is read, and ends the exchange.

@@ -162,7 +162,7 @@ func (t *tally) charge(tb testing.TB) (tokens int64) {
 	for _, one := range t.grants {
 		require.LessOrEqual(tb, len(one.settled)+one.cancelled, 1, "a grant is closed once")
 		switch {
-		case len(one.settled) > 0:
+		case len(one.settled) > 0 && one.settled[0] >= 0:
 			tokens += one.settled[0]
 		case one.cancelled == 0:
 			tokens += one.estimate
@@ -738,7 +738,7 @@ func TestAnAnswerMayBeClosedWhileItIsRead(t *testing.T) {
 		}
 		both.Wait()
 		require.EqualValues(t, 500, limiter.charge(t))
-		require.Empty(t, limiter.grants[0].settled)
+		require.Equal(t, []int64{-1}, limiter.grants[0].settled, "it is closed, and the estimate stands")
 	}
 }
 
@@ -890,7 +890,7 @@ func TestOnlyWhatWasNeverSentIsTakenBack(t *testing.T) {
 	}{
 		"nobody listens":           {nil, &http.Transport{}, refused.URL, 0},
 		"no such host":             {nil, &http.Transport{}, "http://nowhere.invalid", 0},
-		"no such scheme":           {nil, &http.Transport{}, "nowhere://host", 500},
+		"no such scheme":           {nil, &http.Transport{}, "nowhere://host", 0},
 		"a proxy that is down":     {nil, proxied, "http://provider.test", 0},
 		"a certificate of no-one":  {nil, &http.Transport{}, encrypted.URL, 0},
 		"the context ends first":   {ctx, dialling, "http://provider.test", 0},
@@ -918,7 +918,11 @@ func TestOnlyWhatWasNeverSentIsTakenBack(t *testing.T) {
 			require.Nil(t, answer)
 			require.Len(t, limiter.grants, 1)
 			assert.Equal(t, c.want, limiter.charge(t))
-			assert.Empty(t, limiter.grants[0].settled, "a Settle would count as a call")
+			if c.want == 0 {
+				assert.Empty(t, limiter.grants[0].settled, "a Settle would count as a call")
+			} else {
+				assert.Equal(t, []int64{-1}, limiter.grants[0].settled, "it is closed, and the estimate stands")
+			}
 		})
 	}
 }
@@ -1535,4 +1539,36 @@ func TestNothingButTheStandardLibraryIsImported(t *testing.T) {
 	for _, path := range strings.Fields(string(out)) {
 		assert.True(t, strings.HasPrefix(path, "github.com/quotashare/quotashare"), path)
 	}
+}
+
+// A request that one of the limits will never admit is not made to wait for another.
+func TestAHopelessRequestDoesNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		requests, tokens := newWindow(t, quotaOf(quotashare.Batch, 1)), newWindow(t, quotaOf(quotashare.Batch, 100))
+		take(t, requests, quotashare.Batch, 1)
+		transport := &Transport{
+			Base:     says(200, "{}"),
+			Limits:   []Limit{{requests, Requests}, {tokens, TotalTokens}},
+			Estimate: estimated(101),
+		}
+		start := time.Now()
+		answer, err := transport.RoundTrip(newRequest(context.Background(), t, chat, "{}"))
+		require.NoError(t, err)
+		assert.Equal(t, http.StatusRequestEntityTooLarge, answer.StatusCode)
+		assert.Zero(t, time.Since(start))
+	})
+}
+
+// uncomparable is a Limiter that cannot be compared, though its type does not show it.
+type uncomparable struct{ any }
+
+func (uncomparable) Acquire(context.Context, quotashare.Class, int64) (quotashare.Grant, error) {
+	return quotashare.NewGrant(nil), nil
+}
+
+func TestLimitersNeedNotBeComparable(t *testing.T) {
+	one := uncomparable{[]int{1}}
+	transport := &Transport{Base: says(200, "{}"), Limits: []Limit{{Limiter: one}, {one, Requests}}}
+	_, err := transport.RoundTrip(newRequest(interactive(), t, chat, "{}"))
+	require.ErrorContains(t, err, "has no TryAcquire")
 }

@@ -205,14 +205,15 @@ func (u *usage) add(text []byte, whole bool) {
 	// reasoning tokens are a part of the completion's.
 	read, hasRead := largest(told, mostTold, "cache_read_input_tokens", "cacheReadInputTokens")
 	write, hasWrite := largest(told, mostTold, "cache_creation_input_tokens", "cacheWriteInputTokens")
+	_, inside := told["prompt_tokens"]
 	switch {
-	case hasRead || hasWrite:
+	case (hasRead || hasWrite) && !inside:
 		input += write
 	case hasInput:
 		read = 0
 		for _, details := range [...]string{"prompt_tokens_details", "input_tokens_details"} {
-			inside, _ := largest(members(told[details]), mostTold, "cached_tokens")
-			read = max(read, inside)
+			cached, _ := largest(members(told[details]), mostTold, "cached_tokens")
+			read = max(read, cached)
 		}
 		read = min(read, input)
 		input -= read

@@ -51,7 +51,7 @@ func meter(t testing.TB, profile Profile, header http.Header, pieces ...string) 
 	require.True(t, got == strings.Join(pieces, ""), "byte for byte")
 	require.Equal(t, 1, body.closed)
 	require.Equal(t, len(input.grants[0].settled), len(output.grants[0].settled))
-	if len(input.grants[0].settled) == 0 {
+	if s := input.grants[0].settled; len(s) == 0 || s[0] < 0 {
 		require.Zero(t, input.grants[0].cancelled+output.grants[0].cancelled)
 		return metered{}
 	}
@@ -517,5 +517,20 @@ func TestTheEndOfAnAnswer(t *testing.T) {
 			assert.Equal(t, 1, closing.closed)
 			assert.Equal(t, c.want, limiter.charge(t))
 		})
+	}
+}
+
+// Proxies tell both what OpenAI and what Anthropic would.
+func TestCachedInputIsCountedOnce(t *testing.T) {
+	const answer = `{"usage":{"prompt_tokens":1000,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":900},` +
+		`"cache_read_input_tokens":900,"cache_creation_input_tokens":50}}`
+	for _, c := range []struct {
+		profile Profile
+		want    int64
+	}{{Profile{}, 1005}, {Groq, 105}} {
+		limiter := &tally{}
+		transport := &Transport{Base: says(200, answer), Limits: []Limit{{Limiter: limiter}}, Profile: c.profile}
+		readAll(t, send(t, transport, "{}"))
+		assert.Equal(t, c.want, limiter.charge(t))
 	}
 }
