@@ -51,22 +51,22 @@ func WriteDenied(w http.ResponseWriter, err error) bool {
 	if !errors.As(err, &denied) {
 		return false
 	}
-	status, message := http.StatusTooManyRequests, "too many requests: come back later"
+	message := "too many requests: come back later"
 	if denied.Decision.Permanent() {
-		status, message = http.StatusRequestEntityTooLarge, "the request is too large for the quota"
+		message = "the request is too large for the quota"
 	}
-	setDenied(w.Header(), denied)
-	w.WriteHeader(status)
+	w.WriteHeader(setDenied(w.Header(), denied))
 	_, _ = w.Write(deniedBody(denied, message)) // whoever asked may be gone
 	return true
 }
 
-// setDenied sets the headers of the answer to a refusal. Both SDKs read Retry-After-Ms before Retry-After.
-func setDenied(h http.Header, denied *quotashare.DeniedError) {
+// setDenied sets the headers of the answer to a refusal, and returns its status. Both SDKs read Retry-After-Ms before
+// Retry-After.
+func setDenied(h http.Header, denied *quotashare.DeniedError) (status int) {
 	h.Set("Content-Type", "application/json")
 	d := denied.Decision
 	if d.Permanent() {
-		return
+		return http.StatusRequestEntityTooLarge
 	}
 	if d.RetryAfter <= 0 { // the context ended before anything was decided
 		d.RetryAfter = time.Second
@@ -77,6 +77,7 @@ func setDenied(h http.Header, denied *quotashare.DeniedError) {
 		ms++
 	}
 	h.Set("Retry-After-Ms", strconv.FormatInt(int64(ms), 10))
+	return http.StatusTooManyRequests
 }
 
 // deniedBody returns a body that the SDKs of OpenAI and of Anthropic read as their own errors.

@@ -242,12 +242,8 @@ func (t *Transport) denied(r *http.Request, err error) (*http.Response, error) {
 	if t.DeniedAsError || !errors.As(err, &denied) || r.Context().Err() != nil && errors.Is(err, r.Context().Err()) {
 		return nil, err
 	}
-	status := http.StatusTooManyRequests
-	if denied.Decision.Permanent() {
-		status = http.StatusRequestEntityTooLarge
-	}
 	header := http.Header{}
-	setDenied(header, denied)
+	status := setDenied(header, denied)
 	header.Set("X-Should-Retry", "false")
 	body := deniedBody(denied, denied.Error())
 	return &http.Response{
@@ -267,7 +263,7 @@ func (t *Transport) denied(r *http.Request, err error) (*http.Response, error) {
 type exchange struct {
 	profile *Profile
 	limits  []Limit
-	grants  []quotashare.Grant // of limits; zero for those of which nothing was needed
+	grants  []quotashare.Grant // of limits
 	closed  atomic.Bool
 }
 
@@ -288,8 +284,7 @@ func (x *exchange) acquire(ctx context.Context, class quotashare.Class, tokens T
 		return err
 	}
 	if x.profile.CountsReserved { // what is not reserved is not counted in the end
-		nothing := func(l Limit) bool { return tokens.in(l.Unit) == 0 }
-		x.limits = slices.DeleteFunc(slices.Clone(x.limits), nothing)
+		x.limits = slices.DeleteFunc(slices.Clone(x.limits), func(l Limit) bool { return tokens.in(l.Unit) == 0 })
 	}
 	if len(x.limits) == 0 {
 		return nil
@@ -390,18 +385,17 @@ func (x *exchange) settle(used func(Unit) int64) {
 	}
 }
 
-// failed closes the grants of a request that was answered with an error, and used no tokens if the provider does not
-// count such. It was a request all the same.
-func (x *exchange) failed() {
+// failed closes the grants of a request that was turned away: with so much, if the provider does not count such.
+func (x *exchange) failed(used func(Unit) int64) {
 	if x.profile.CountsFailed {
 		x.end(usage{})
 	} else {
-		x.settle(Tokens{}.in)
+		x.settle(used)
 	}
 }
 
-// void closes the grants of a request of which the provider counted nothing.
-func (x *exchange) void() { x.settle(func(Unit) int64 { return 0 }) }
+// nothing is what a request used of which the provider counted not even that it was one.
+func nothing(Unit) int64 { return 0 }
 
 // statusOverloaded is Anthropic's status for what 503 is elsewhere: the request was turned away.
 const statusOverloaded = 529
@@ -433,7 +427,7 @@ func (x *exchange) roundTrip(base http.RoundTripper, r *http.Request) (*http.Res
 	case status == http.StatusTooManyRequests:
 		x.throttled(answer)
 	case status >= 300 && status < 500, status == http.StatusServiceUnavailable, status == statusOverloaded:
-		x.failed()
+		x.failed(Tokens{}.in) // no tokens, but it was a request
 	case status >= 500 || status == http.StatusSwitchingProtocols || answer.Body == nil:
 		x.end(usage{})
 	default:
@@ -450,7 +444,7 @@ func (x *exchange) read(answer *http.Response) {
 		return
 	}
 	b := &answerBody{ReadCloser: answer.Body, exchange: x, finder: finder{events: kind == "text/event-stream"}}
-	if strings.EqualFold(answer.Header.Get("Content-Encoding"), "gzip") {
+	if isGzip(answer.Header) {
 		b.packed = &bytes.Buffer{}
 	}
 	answer.Body = b
@@ -488,7 +482,7 @@ func (x *exchange) throttled(answer *http.Response) {
 		}{io.MultiReader(bytes.NewReader(read.Bytes()), answer.Body), answer.Body}
 	}
 	if spent(answer.Header, read.Bytes()) {
-		x.void()
+		x.settle(nothing)
 		return
 	}
 	wait := retryAfter(answer.Header, time.Now())
@@ -497,11 +491,7 @@ func (x *exchange) throttled(answer *http.Response) {
 			o.Throttled(wait)
 		}
 	}
-	if x.profile.CountsFailed {
-		x.end(usage{})
-	} else {
-		x.void()
-	}
+	x.failed(nothing)
 }
 
 // spentCodes are the types and codes of errors with status 429 that no wait cures: those of OpenAI, and those of
@@ -512,7 +502,7 @@ var spentCodes = []string{
 }
 
 func spent(h http.Header, body []byte) bool {
-	if strings.EqualFold(h.Get("Content-Encoding"), "gzip") {
+	if isGzip(h) {
 		var unpacked bytes.Buffer
 		unpack(&unpacked, body, mostError)
 		body = unpacked.Bytes()
@@ -526,6 +516,8 @@ func spent(h http.Header, body []byte) bool {
 	}
 	return false
 }
+
+func isGzip(h http.Header) bool { return strings.EqualFold(h.Get("Content-Encoding"), "gzip") }
 
 // unpack writes what was packed to w, as far as it goes and up to so many bytes.
 func unpack(w io.Writer, packed []byte, most int64) {
