@@ -164,7 +164,7 @@ func Pending(class quotashare.Class) Measure[int] {
 func GaveUp(class quotashare.Class) Measure[int] {
 	return Measure[int]{
 		name: class.String() + " calls given up",
-		of:   func(r *Report) int { return r.class(class).GaveUp + r.class(class).Dropped },
+		of:   func(r *Report) int { return r.class(class).lost() },
 		tell: count[int], unit: 1,
 		when: func(r *Report) string { return r.worst(func(m *Moment) int { return of(&m.GaveUp, class) }) },
 	}
@@ -193,9 +193,11 @@ func Wait(class quotashare.Class, fraction float64) Measure[time.Duration] {
 	return Measure[time.Duration]{
 		name: fmt.Sprintf("%v wait at %v", class, fraction),
 		of: func(r *Report) time.Duration {
-			c, whole := r.class(class), r.Between(0, math.MaxInt64)
-			if c.Offered > 0 && whole.class(class).Admitted == 0 {
-				return math.MaxInt64
+			c := r.class(class)
+			if c.Offered > 0 && c.Admitted == 0 {
+				if whole := r.Between(0, math.MaxInt64); whole.class(class).Admitted == 0 {
+					return math.MaxInt64
+				}
 			}
 			return c.Wait(fraction)
 		},
@@ -242,14 +244,7 @@ func TooMany() Measure[int] {
 		name: "answers of 429",
 		of:   func(r *Report) int { return r.TooMany },
 		tell: count[int], unit: 1,
-		when: func(r *Report) string {
-			return r.worst(func(m *Moment) (sum int) {
-				for _, n := range m.TooMany {
-					sum += n
-				}
-				return sum
-			})
-		},
+		when: func(r *Report) string { return r.worst(func(m *Moment) int { return sum(m.TooMany) }) },
 	}
 }
 

@@ -25,7 +25,7 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"tokens":  count[int64],
 	"percent": percent,
 	"seconds": seconds,
-	"gaveUp":  func(c ClassReport) int { return c.GaveUp + c.Dropped },
+	"gaveUp":  ClassReport.lost,
 	"words":   func(r quotashare.Reason) string { return strings.ReplaceAll(r.String(), "_", " ") },
 	"wait": func(c ClassReport, fraction float64) string {
 		if len(c.Waits) == 0 {
@@ -196,13 +196,6 @@ func scaled[T ~int | ~int64 | ~float64](n, most T, size int) int {
 	return min(max(int(math.Round(float64(n)/float64(most)*float64(size))), 0), size)
 }
 
-func sum[T int | int64](n [quotashare.NumClasses]T) (total T) {
-	for _, n := range n {
-		total += n
-	}
-	return total
-}
-
 // part returns n as a percentage of whole, for a position.
 func part(n, whole int) string {
 	return strconv.FormatFloat(100*float64(n)/float64(whole), 'f', 2, 64) + "%"
@@ -245,7 +238,7 @@ func (s *scale) section(id int, r *Report, bins []bin) section {
 func (r *Report) outcome() []string {
 	c := &r.Classes[quotashare.Interactive]
 	people := fmt.Sprintf("None of %s interactive calls had to wait.", count(c.Offered))
-	switch gaveUp := c.GaveUp + c.Dropped; {
+	switch gaveUp := c.lost(); {
 	case gaveUp > 0:
 		people = fmt.Sprintf("%s of %s interactive calls gave up.", count(gaveUp), count(c.Offered))
 	case c.HeldUp > 0:

@@ -81,10 +81,7 @@ func (p Policy) decide(class quotashare.Class, tokens int64, quota quotashare.Qu
 	refused := quotashare.Decision{
 		Reason: quotashare.ReasonQuotaFull, RetryAfter: quotashare.Backoff(class, quota.Window),
 	}
-	free := quota.Tokens
-	for _, u := range used {
-		free -= u
-	}
+	free := quota.Tokens - sum(used)
 	switch p {
 	case Undecided:
 		return admitted

@@ -122,6 +122,4 @@ func (b *book) add(at time.Duration, class quotashare.Class, tokens int64) {
 	}
 }
 
-func (b *book) total() int64 {
-	return b.used[quotashare.Interactive] + b.used[quotashare.Background] + b.used[quotashare.Batch]
-}
+func (b *book) total() int64 { return sum(b.used) }

@@ -11,7 +11,7 @@ import (
 	"github.com/quotashare/quotashare"
 )
 
-// Options say how a trace is replayed. Nil, as the zero Options, is what Replay's doc says of each.
+// Options say how a trace is replayed.
 type Options struct {
 	// Name heads the report. Empty: the name of the policy.
 	Name string
@@ -59,7 +59,7 @@ type Callers struct {
 // there are answers.
 //
 // The error names what is wrong with the quota, the trace or the options, or says that there were more than ten million
-// answers. Options may be nil.
+// answers. Nil options are the zero Options.
 func Replay(quota quotashare.Quota, trace Trace, options *Options) (Report, error) {
 	r := &replay{trace: trace}
 	if options != nil {
@@ -415,10 +415,10 @@ func (r *replay) noLongerWaits(c *call) {
 // looked looks at whether a class is short of its share: whether a call of it waits that the share has room for.
 func (r *replay) looked(class quotashare.Class) {
 	waiting := &r.shortOf[class]
-	for len(*waiting) > 0 && !(*waiting)[0].waits {
+	for waiting.Len() > 0 && !waiting.queue[0].waits {
 		heap.Pop(waiting)
 	}
-	short := len(*waiting) > 0 && r.book.used[class]+(*waiting)[0].Estimate <= r.book.shares[class]
+	short := waiting.Len() > 0 && r.book.used[class]+waiting.queue[0].Estimate <= r.book.shares[class]
 	switch from := r.shortFrom[class]; {
 	case short && from < 0:
 		r.shortFrom[class] = r.now
@@ -487,15 +487,6 @@ func (q *queue) Pop() any {
 }
 
 // waitingCalls are a heap of calls that wait, and of some that no longer do, the one with the smallest estimate first.
-type waitingCalls []*call
+type waitingCalls struct{ queue }
 
-func (w waitingCalls) Len() int           { return len(w) }
-func (w waitingCalls) Swap(i, j int)      { w[i], w[j] = w[j], w[i] }
-func (w waitingCalls) Less(i, j int) bool { return w[i].Estimate < w[j].Estimate }
-func (w *waitingCalls) Push(x any)        { *w = append(*w, x.(*call)) }
-func (w *waitingCalls) Pop() any {
-	last := len(*w) - 1
-	c := (*w)[last]
-	(*w)[last], *w = nil, (*w)[:last]
-	return c
-}
+func (w waitingCalls) Less(i, j int) bool { return w.queue[i].Estimate < w.queue[j].Estimate }

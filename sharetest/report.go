@@ -97,6 +97,9 @@ func (c ClassReport) Refusals() int {
 	return sum
 }
 
+// lost returns how many calls gave up or were refused for good.
+func (c ClassReport) lost() int { return c.GaveUp + c.Dropped }
+
 // A Moment is a short part of a replay.
 type Moment struct {
 	At time.Duration // when it begins
@@ -222,10 +225,7 @@ func (h *history) higher(total int64) bool { return total > h.highest }
 func (h *history) picture(used, kept quotashare.ClassTokens) {
 	m := &h.moments[len(h.moments)-1]
 	m.Used, m.Kept = used, kept
-	h.highest = 0
-	for _, u := range used {
-		h.highest += u
-	}
+	h.highest = sum(used)
 }
 
 // Between is Report.Between.
@@ -332,7 +332,7 @@ func (r Report) String() string {
 			median, most, longest = seconds(c.Wait(0.5)), seconds(c.Wait(0.99)), seconds(c.Wait(1))
 		}
 		fmt.Fprintf(table, row, quotashare.Class(class), millions(c.AdmittedTokens), percent(c.Share), count(c.Offered),
-			count(c.HeldUp), count(c.GaveUp+c.Dropped), median, most, longest, seconds(c.ShareDelay))
+			count(c.HeldUp), count(c.lost()), median, most, longest, seconds(c.ShareDelay))
 	}
 	table.Flush() // it writes to a Builder, which does not fail
 	fmt.Fprintf(&text, " %-11s %s of the quota used; highest window %s of %s tokens; 429s: %s\n",
@@ -383,6 +383,14 @@ func millions(tokens int64) string {
 		return count(tokens)
 	}
 	return fmt.Sprintf("%.1f M", float64(tokens)/1e6)
+}
+
+// sum adds up what there is of each class.
+func sum[T int | int64](n [quotashare.NumClasses]T) (total T) {
+	for _, n := range n {
+		total += n
+	}
+	return total
 }
 
 // count writes a number with a comma between groups of three digits.

@@ -108,11 +108,10 @@ type search struct {
 	options *Options
 	wishes  []Wish
 	tried   map[quotashare.Quota]bool
-	tries   int
 
 	best    quotashare.Quota // its floors are plain
 	report  Report           // of the best
-	off     float64          // how far the best table is off; only if tries > 0
+	off     float64          // how far the best table is off; only if one was tried
 	nearest []nearest
 }
 
@@ -123,7 +122,7 @@ type nearest struct {
 	found string
 }
 
-func (s *search) done() bool { return s.tries > 0 && s.off == 0 || s.tries == mostTries }
+func (s *search) done() bool { return len(s.tried) > 0 && s.off == 0 || len(s.tried) == mostTries }
 
 // try replays a table, and reports whether it is better than the best so far. One that is not valid is not.
 func (s *search) try(table quotashare.Quota) (better bool, err error) {
@@ -135,7 +134,6 @@ func (s *search) try(table quotashare.Quota) (better bool, err error) {
 		return false, nil
 	}
 	s.tried[table] = true
-	s.tries++
 	report, err := Replay(quota, s.trace, s.options)
 	if err != nil {
 		return false, err
@@ -148,7 +146,7 @@ func (s *search) try(table quotashare.Quota) (better bool, err error) {
 			*n = nearest{quota, miss, found}
 		}
 	}
-	if s.tries > 1 && off >= s.off {
+	if len(s.tried) > 1 && off >= s.off {
 		return false, nil
 	}
 	s.best, s.report, s.off = table, report, off
@@ -175,7 +173,7 @@ func (s *search) climb(step float64) error {
 }
 
 func (s *search) found() Found {
-	f := Found{Quota: s.report.Quota, Report: s.report, Tries: s.tries}
+	f := Found{Quota: s.report.Quota, Report: s.report, Tries: len(s.tried)}
 	for i, w := range s.wishes {
 		err := w.Test(s.report)
 		if err == nil {

@@ -115,6 +115,11 @@ func Merge(traces ...Trace) Trace {
 			all.Arrivals = append(all.Arrivals, a)
 		}
 	}
-	slices.SortStableFunc(all.Arrivals, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
+	sortByTime(all.Arrivals)
 	return all
+}
+
+// sortByTime sorts arrivals. Those of one instant stay in their order.
+func sortByTime(arrivals []Arrival) {
+	slices.SortStableFunc(arrivals, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
 }

@@ -1,12 +1,10 @@
 package sharetest
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/quotashare/quotashare"
@@ -47,7 +45,7 @@ func Generate(quota quotashare.Quota, length time.Duration, seed uint64, parts .
 			return Trace{}, fmt.Errorf("sharetest: parts[%d]: %w", i, err)
 		}
 	}
-	slices.SortStableFunc(t.Arrivals, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
+	sortByTime(t.Arrivals)
 	return t, nil
 }
 

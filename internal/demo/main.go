@@ -202,7 +202,7 @@ func (s *story) tell(out io.Writer, reports []sharetest.Report) {
 		fmt.Fprintf(out, "\n%d. %s\n", i+1, heading(r))
 		for _, a := range s.acts {
 			part := r.Between(a.from, a.to)
-			part.Name = a.name
+			part.Name, part.Advice = a.name, nil // which is told below, once
 			fmt.Fprintf(out, "\n%v", part)
 		}
 		background := r.Classes[quotashare.Background]
