@@ -327,7 +327,6 @@ func TestGuarantee4ALoneClassReachesAllButTheOtherFloors(t *testing.T) {
 func TestGuarantee7ARefusedCallIsAdmittedExactlyAtItsRetryAfter(t *testing.T) {
 	waits := 0
 	for seed := range uint64(many(6000)) {
-		// replay makes the same Window with the same history each time.
 		replay := func() (w *Window, clock *clock, c Class, size int64) {
 			r := rand.New(rand.NewPCG(seed, 11))
 			q := randomQuota(r)
@@ -346,28 +345,38 @@ func TestGuarantee7ARefusedCallIsAdmittedExactlyAtItsRetryAfter(t *testing.T) {
 			c = Class(r.IntN(NumClasses))
 			return w, clock, c, randomSize(r, q.Limits(c))
 		}
-		w, clock, c, size := replay()
-		_, refusal := w.TryAcquire(c, size)
-		if refusal.Admitted || refusal.Permanent() {
-			continue
+		if requireExactHint(t, seed, replay) {
+			waits++
 		}
-		require.Positive(t, refusal.RetryAfter, "seed %d", seed)
-		clock.advance(refusal.RetryAfter)
-		_, d := w.TryAcquire(c, size)
-		require.True(t, d.Admitted, "seed %d: %v, %d tokens: %+v, and then %+v", seed, c, size, refusal, d)
-
-		if c != Interactive && refusal.RetryAfter == Backoff(c, w.Quota().Window) {
-			continue // told to wait longer than it must
-		}
-		waits++
-		w, clock, _, _ = replay()
-		w.TryAcquire(c, size)
-		clock.advance(refusal.RetryAfter - 1)
-		_, d = w.TryAcquire(c, size)
-		require.False(t, d.Admitted, "seed %d: %v, %d tokens: %+v, but admitted 1 ns before", seed, c, size, refusal)
-		require.LessOrEqual(t, d.RetryAfter, leastWait(c, w), "seed %d", seed)
 	}
 	require.Greater(t, waits, many(1500))
+}
+
+// requireExactHint requires of the call that replay returns that, if it is refused, it is admitted exactly at its
+// RetryAfter, and no nanosecond before. It reports whether that could be seen: it was not told to wait longer than it
+// must. Replay makes the same Window with the same history each time.
+func requireExactHint(t *testing.T, seed uint64, replay func() (*Window, *clock, Class, int64)) bool {
+	t.Helper()
+	w, clock, c, size := replay()
+	_, refusal := w.TryAcquire(c, size)
+	if refusal.Admitted || refusal.Permanent() {
+		return false
+	}
+	require.Positive(t, refusal.RetryAfter, "seed %d", seed)
+	clock.advance(refusal.RetryAfter)
+	_, d := w.TryAcquire(c, size)
+	require.True(t, d.Admitted, "seed %d: %v, %d tokens: %+v, and then %+v", seed, c, size, refusal, d)
+
+	if c != Interactive && refusal.RetryAfter == Backoff(c, w.Quota().Window) {
+		return false
+	}
+	w, clock, _, _ = replay()
+	w.TryAcquire(c, size)
+	clock.advance(refusal.RetryAfter - 1)
+	_, d = w.TryAcquire(c, size)
+	require.False(t, d.Admitted, "seed %d: %v, %d tokens: %+v, but admitted 1 ns before", seed, c, size, refusal)
+	require.LessOrEqual(t, d.RetryAfter, leastWait(c, w), "seed %d", seed)
+	return true
 }
 
 // TestGuarantee7InACrowd is the same for logs in which charges were merged: the hint still is when the call is admitted.
