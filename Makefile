@@ -1,6 +1,6 @@
 # Everything here needs only Go and make.
 
-NESTED   := internal/bench internal/sdktest
+NESTED   := internal/bench internal/sdktest redisshare
 FUZZTIME ?= 30s
 CONV     ?=
 CODE     ?=

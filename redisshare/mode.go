@@ -1,0 +1,158 @@
+package redisshare
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/quotashare/quotashare"
+)
+
+// A Mode says what is decided while Redis cannot decide: while it is away, slow, read-only or failing over, and while it
+// does not know what was charged, for one window after it was flushed or lost its data. There is no default: the owner
+// of the service chooses. The zero Mode is none, which New refuses.
+type Mode struct {
+	kind kind
+	part float64
+}
+
+type kind uint8
+
+const (
+	closed kind = iota + 1
+	open
+	local
+)
+
+var (
+	// Closed refuses: never more than the quota is admitted, and nothing is while Redis is away.
+	Closed = Mode{kind: closed}
+
+	// Open admits everything while Redis is away, and counts none of it. Where Redis has lost what was charged, it goes
+	// on with what is left, so up to the quota is admitted once more.
+	Open = Mode{kind: open}
+)
+
+// Local decides in each process by itself, by a quotashare.Window of so large a part of the quota, above 0 and up to 1.
+// A part of 1/replicas admits no more than the quota in all. Beside that:
+//
+//   - As an outage begins, what Redis told last to be used takes the same part of the local quota, for one window. What
+//     others charged since then is not known, so up to the quota may be admitted once more.
+//   - As it ends, what the local Window holds is charged in Redis, for one window from then.
+func Local(part float64) Mode { return Mode{kind: local, part: part} }
+
+// String returns "closed", "open", "local(0.25)", and "none" for the zero Mode.
+func (m Mode) String() string {
+	switch m.kind {
+	case closed:
+		return "closed"
+	case open:
+		return "open"
+	case local:
+		return fmt.Sprintf("local(%v)", m.part)
+	}
+	return "none"
+}
+
+func (m Mode) validate() error {
+	switch {
+	case m.kind == 0:
+		return errors.New("redisshare: mode is none: want Closed, Open or Local, for when Redis is away")
+	case m.kind == local && !(m.part > 0 && m.part <= 1):
+		return fmt.Errorf("redisshare: mode is %v: want a part of the quota above 0 and up to 1", m)
+	}
+	return nil
+}
+
+// localQuota returns the quota of the local Window.
+func (m Mode) localQuota(q quotashare.Quota) (quotashare.Quota, error) {
+	q.Tokens, q.Overdraft = m.of(q.Tokens), m.of(q.Overdraft)
+	if q.Tokens < 1 {
+		return q, fmt.Errorf("redisshare: mode is %v: want a part of at least one token", m)
+	}
+	return q, nil
+}
+
+// of returns the mode's part of the tokens, rounded down.
+func (m Mode) of(tokens int64) int64 {
+	whole := quotashare.Quota{Tokens: tokens, Shares: quotashare.Fractions{quotashare.Interactive: m.part}}
+	return whole.Limits(quotashare.Interactive).Share
+}
+
+// How long the breaker leaves Redis alone: first, and at most, as it doubles while Redis stays away.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = 2 * time.Second
+)
+
+// A breaker bounds what an outage costs: after the first request that Redis did not answer the mode decides at once, and
+// a request of the breaker's own finds out, now and then and beside the calls, whether Redis is back. Nothing is asked
+// while there are no calls.
+type breaker struct {
+	probe   func() // asks Redis, and tells the breaker
+	mu      sync.Mutex
+	cause   error         // nil while Redis answers
+	until   time.Time     // when to probe
+	pause   time.Duration // from the last failure on
+	probing bool
+	outages uint64
+}
+
+// closed returns nil if Redis may be asked, and otherwise why not, and for how long at least.
+func (b *breaker) closed() (cause error, wait time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.cause == nil {
+		return nil, 0
+	}
+	wait = time.Until(b.until)
+	if wait <= 0 && !b.probing {
+		b.probing = true
+		go b.probe()
+	}
+	return b.cause, max(wait, firstPause/10)
+}
+
+// fail tells that Redis did not answer a call, and reports whether that begins an outage.
+func (b *breaker) fail(cause error) (began bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.cause != nil {
+		return false // it was under way as the outage began
+	}
+	b.outages++
+	b.pause = firstPause
+	b.leave(cause)
+	return true
+}
+
+// probed tells what the probe found out, and reports whether that ends an outage.
+func (b *breaker) probed(cause error) (ended bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.probing = false
+	if cause == nil {
+		b.cause = nil
+		return true
+	}
+	b.pause = min(2*b.pause, lastPause)
+	b.leave(cause)
+	return false
+}
+
+// leave leaves Redis alone for a while.
+func (b *breaker) leave(cause error) {
+	wait := b.pause
+	if lost := (*lostError)(nil); errors.As(cause, &lost) {
+		wait = lost.wait
+	}
+	b.cause, b.until = cause, time.Now().Add(wait)
+}
+
+// state returns why Redis is away, nil if it is not, and how often it was.
+func (b *breaker) state() (cause error, outages uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.cause, b.outages
+}

@@ -1,0 +1,119 @@
+package redisshare
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/quotashare/quotashare"
+)
+
+// A Correction is what Redis is told after a decision: what a call used in the end, and what the provider says. It is
+// sent beside the calls, and tried again a few times.
+type Correction struct {
+	Op        string // "settle", "cancel", "charge" (by a local Window, in an outage), "observe" or "throttled"
+	Class     quotashare.Class
+	Estimated int64 // tokens charged so far
+	Actual    int64 // tokens to be charged instead
+
+	at   int64         // of the charge
+	wait time.Duration // of observe and throttled
+	made time.Time
+}
+
+// args appends the correction as the script takes it.
+func (c *Correction) args(to []int64) []int64 {
+	const settle, add, observe, throttled = 0, 1, 2, 3
+	switch c.Op {
+	case "charge":
+		return append(to, add, int64(c.Class), 0, 0, c.Actual)
+	case "observe": // the answer is as old as it is by now
+		return append(to, observe, 0, 0, (c.wait + time.Since(c.made)).Microseconds(), c.Actual)
+	case "throttled":
+		return append(to, throttled, 0, 0, 0, max(c.wait-time.Since(c.made), 0).Microseconds())
+	}
+	return append(to, settle, int64(c.Class), c.at, c.Estimated, c.Actual)
+}
+
+const (
+	maxPending = 1 << 16 // corrections; more are dropped
+	batch      = 32      // corrections in one request
+	tries      = 10      // of one request: about seven seconds
+	firstRetry = 20 * time.Millisecond
+	lastRetry  = time.Second
+)
+
+var errPending = errors.New("redisshare: too many corrections are pending")
+
+// A mailbox sends corrections, in their order, beside the calls. Its goroutine runs only while there are any.
+type mailbox struct {
+	deliver func([]Correction) error
+	sent    func([]Correction)      // after they were delivered
+	dropped func(Correction, error) // nil if nobody asks
+	start   func(func()) bool       // in a goroutine, or false after Close
+
+	mu      sync.Mutex
+	pending []Correction
+	running bool
+	drops   uint64
+}
+
+func (m *mailbox) put(c Correction) {
+	c.made = time.Now()
+	m.mu.Lock()
+	if len(m.pending) >= maxPending {
+		m.mu.Unlock()
+		m.drop([]Correction{c}, errPending)
+		return
+	}
+	m.pending = append(m.pending, c)
+	start := !m.running
+	m.running = true
+	m.mu.Unlock()
+	if start && !m.start(m.run) {
+		m.drop(m.take(maxPending), ErrClosed)
+		m.take(1) // none: it no longer runs
+	}
+}
+
+// take returns the oldest corrections, up to n of them. If there are none the mailbox no longer runs.
+func (m *mailbox) take(n int) []Correction {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n = min(n, len(m.pending))
+	some := m.pending[:n:n]
+	m.pending = m.pending[n:]
+	if n == 0 {
+		m.pending, m.running = nil, false
+	}
+	return some
+}
+
+func (m *mailbox) run() {
+	for some := m.take(batch); len(some) > 0; some = m.take(batch) {
+		if err := m.deliver(some); err != nil {
+			m.drop(some, err)
+		} else {
+			m.sent(some)
+		}
+	}
+}
+
+func (m *mailbox) drop(some []Correction, err error) {
+	m.mu.Lock()
+	m.drops += uint64(len(some))
+	m.mu.Unlock()
+	if m.dropped == nil {
+		return
+	}
+	for _, c := range some {
+		m.dropped(c, err)
+	}
+}
+
+// state returns how many corrections wait to be sent, and how many were dropped.
+func (m *mailbox) state() (pending int, drops uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.pending), m.drops
+}

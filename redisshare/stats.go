@@ -1,0 +1,184 @@
+package redisshare
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/quotashare/quotashare"
+)
+
+// Stats is a snapshot of one replica's Window: what it decided and settled since it was made, and how it stands with
+// Redis. Used, Others and Held are of all replicas, as Redis told this one last. Refused[ReasonNone] counts the calls for
+// which there was no decision, for Redis was away. Advice is that of the calls of this replica.
+type Stats struct {
+	quotashare.Stats
+
+	Mode    Mode   // what decides while Redis does not
+	Away    error  // why Redis does not decide now; nil if it does
+	Outages uint64 // how often that began
+	Alone   uint64 // decisions of the mode: calls admitted by Open, and decided by Local
+
+	Disagreements uint64 // decisions before which another quota was in force: one for each change, and ever more if replicas differ
+
+	Pending int    // corrections that are to be sent
+	Dropped uint64 // corrections that were given up: see WithDropped
+}
+
+// Stats returns a snapshot. It asks nobody, and costs no round trip.
+func (w *Window) Stats() Stats {
+	r, usage := w.rules.Load(), w.server.latest()
+	s := w.stats.snapshot()
+	s.Mode = w.mode
+	s.Away, s.Outages = w.breaker.state()
+	s.Pending, s.Dropped = w.mailbox.state()
+	s.Used, s.Others, s.Quota = total(&usage), usage.Others, r.quota.Tokens
+	for c := range s.Classes {
+		n, l := &s.Classes[c], r.limits[c]
+		n.Used, n.Share = usage.Used[c], l.Share
+		n.Held = l.Floor + min(usage.Demand[c], l.Share-l.Floor)
+		n.Waiting = w.queues[c].len()
+	}
+	return s
+}
+
+// total returns all tokens in the window.
+func total(u *quotashare.Usage) int64 {
+	sum := u.Others
+	for _, used := range u.Used {
+		sum = plus(sum, used)
+	}
+	return sum
+}
+
+// plus returns a+b, at most math.MaxInt64.
+func plus(a, b int64) int64 {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
+}
+
+// counters is what a Window counts.
+type counters struct {
+	mu sync.Mutex
+	s  Stats                          // but for what a snapshot fills in
+	n  [quotashare.NumClasses]heldUps // for FillAtRefusal
+}
+
+type heldUps struct {
+	calls uint64
+	fill  float64
+}
+
+func (c *counters) snapshot() Stats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.s
+	for class, n := range c.n {
+		if n.calls > 0 {
+			s.Classes[class].FillAtRefusal = n.fill / float64(n.calls)
+		}
+	}
+	return s
+}
+
+// decided counts a decision.
+func (c *counters) decided(class quotashare.Class, tokens int64, v verdict, r *rules) {
+	if class >= quotashare.NumClasses {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if v.decision.Admitted {
+		c.admitLocked(class, tokens, v.decision.Reason)
+		return
+	}
+	c.s.Classes[class].Refused[v.decision.Reason]++
+	c.holdUpLocked(class, tokens, v, r)
+}
+
+// waits counts the beginning of a wait.
+func (c *counters) waits(class quotashare.Class, tokens int64, v verdict, r *rules) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s.Classes[class].Waits[v.decision.Reason]++
+	c.holdUpLocked(class, tokens, v, r)
+}
+
+func (c *counters) admitLocked(class quotashare.Class, tokens int64, reason quotashare.Reason) {
+	n := &c.s.Classes[class]
+	n.Admitted++
+	if reason == quotashare.ReasonBorrowed {
+		n.Borrowed++
+	}
+	n.EstimatedTokens = plus(n.EstimatedTokens, tokens)
+}
+
+func (c *counters) holdUpLocked(class quotashare.Class, tokens int64, v verdict, r *rules) {
+	if v.decision.Permanent() {
+		return
+	}
+	n := &c.n[class]
+	n.calls++
+	switch v.decision.Reason {
+	case quotashare.ReasonNone: // nobody knows how full it was
+	case quotashare.ReasonQueued:
+		n.fill += float64(total(&v.usage)) / float64(r.quota.Tokens)
+	default:
+		n.fill += float64(total(&v.usage)) / float64(r.quota.Tokens)
+		if tokens <= r.limits[class].Share-v.usage.Used[class] {
+			c.s.Classes[class].HeldUpWithinShare++
+		}
+	}
+}
+
+// waited counts the end of a wait.
+func (c *counters) waited(class quotashare.Class, tokens int64, v verdict, err error, wait time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := &c.s.Classes[class]
+	n.WaitTime = time.Duration(plus(int64(n.WaitTime), int64(wait)))
+	switch {
+	case v.decision.Admitted:
+		n.WaitsAdmitted++
+		c.admitLocked(class, tokens, v.decision.Reason)
+	case v.decision.Permanent():
+		n.WaitsRefused++
+	case errors.Is(err, ErrAway) || errors.Is(err, ErrLost):
+		n.WaitsExpired++
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrClosed):
+		n.WaitsCancelled++
+	default:
+		n.WaitsExpired++
+	}
+}
+
+func (c *counters) settled(class quotashare.Class, actual int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := &c.s.Classes[class]
+	n.SettledTokens = plus(n.SettledTokens, actual)
+}
+
+func (c *counters) cancelled(class quotashare.Class, estimated int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := &c.s.Classes[class]
+	n.CancelledTokens = plus(n.CancelledTokens, estimated)
+}
+
+func (c *counters) disagree() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s.Disagreements++
+}
+
+// alone counts a decision of the mode.
+func (c *counters) alone() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s.Alone++
+}

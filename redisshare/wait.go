@@ -1,0 +1,279 @@
+package redisshare
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/quotashare/quotashare"
+)
+
+// A waiter is a call that waits in Acquire. But for turn, the lock of its queue guards it.
+type waiter struct {
+	tokens  int64
+	place   uint64 // in the order of arrival
+	in      *list.List
+	element *list.Element
+	turn    chan struct{} // holds one: ask now
+}
+
+// A queue holds the waiters of one class in this process. Those that are larger than the class's share stand apart: they
+// can be served by a loan alone, and calls within the share pass them. The zero queue is empty.
+type queue struct {
+	mu     sync.Mutex
+	within list.List // of *waiter: no larger than the share
+	above  list.List
+	places uint64
+	all    int64 // tokens that wait
+	asked  int64 // of these, within: they are demand
+
+	// Redis remembers a demand for one window. A refusal tells it of those who came since the last one, and of all
+	// again when a window is over.
+	fresh int64 // tokens not told yet
+	noted time.Time
+}
+
+// ahead reports whether a call must wait for its turn, or else whether it may have a loan; and how many tokens wait
+// with it then, in all and within the share.
+func (q *queue) ahead(tokens, share int64) (queued, loan bool, all, within int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	queued = q.within.Len() > 0 || q.above.Len() > 0 && tokens > share
+	return queued, q.above.Len() == 0, exact(q.all + tokens), exact(q.asked + tokens)
+}
+
+// arrive returns a place in the order of arrival.
+func (q *queue) arrive() uint64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.places++
+	return q.places
+}
+
+// join puts a call in its place; told says that its tokens were told as demand.
+func (q *queue) join(tokens, share int64, place uint64, told bool) *waiter {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	one := &waiter{tokens: tokens, place: place, in: &q.above, turn: make(chan struct{}, 1)}
+	q.all += tokens
+	if tokens <= share {
+		one.in = &q.within
+		q.asked += tokens
+		if !told {
+			q.fresh += tokens
+		}
+	}
+	// Calls that asked first, side by side, may come out of order.
+	before := one.in.Back()
+	for before != nil && before.Value.(*waiter).place > place {
+		before = before.Prev()
+	}
+	if before == nil {
+		one.element = one.in.PushFront(one)
+	} else {
+		one.element = one.in.InsertAfter(one, before)
+	}
+	return one
+}
+
+// leave takes a waiter out of the queue, and wakes those whose turn it is then.
+func (q *queue) leave(one *waiter) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	one.in.Remove(one.element)
+	q.all -= one.tokens
+	if one.in == &q.within {
+		q.asked -= one.tokens
+		q.fresh = min(q.fresh, q.asked)
+	}
+	q.wakeLocked()
+}
+
+func (q *queue) wake() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.wakeLocked()
+}
+
+func (q *queue) wakeLocked() {
+	first, passing := q.nextLocked()
+	for _, one := range []*waiter{first, passing} {
+		if one != nil {
+			select {
+			case one.turn <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// nextLocked returns whose turn it is, and who may pass it within the share; nil for nobody.
+func (q *queue) nextLocked() (first, passing *waiter) {
+	within, above := front(&q.within), front(&q.above)
+	if above == nil || within != nil && within.place < above.place {
+		return within, nil
+	}
+	return above, within
+}
+
+func front(l *list.List) *waiter {
+	if l.Len() == 0 {
+		return nil
+	}
+	return l.Front().Value.(*waiter)
+}
+
+// turn reports whether a waiter may ask now, and whether for a loan; and what is to be told as demand if it is refused.
+func (q *queue) turn(one *waiter, window time.Duration) (mine, loan bool, asked int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	first, passing := q.nextLocked()
+	if one != first && one != passing {
+		return false, false, 0
+	}
+	asked = q.fresh
+	if time.Since(q.noted) >= window {
+		asked, q.noted = q.asked, time.Now()
+	}
+	q.fresh = 0
+	return true, one == first, exact(asked)
+}
+
+// untold takes back that so many tokens were told as demand.
+func (q *queue) untold(tokens int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.fresh = min(q.fresh+tokens, q.asked)
+}
+
+func (q *queue) len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.within.Len() + q.above.Len()
+}
+
+// exact returns what a script can hold of a sum, which may have overflowed.
+func exact(tokens int64) int64 {
+	if tokens < 0 {
+		return maxTokens
+	}
+	return min(tokens, maxTokens)
+}
+
+// Acquire waits, as the class does, until the call is admitted: see quotashare.Window.Acquire. Waiters of one class in one
+// process are served in order of arrival. The first of them asks Redis, when it was told that it may fit, a little later
+// at random, so that the processes do not ask all at once; and as soon as a call of this process used less than it was
+// estimated at. The others ask nothing.
+//
+// The error wraps a *quotashare.DeniedError with the last decision; errors.Is finds what ended the wait beside it: ctx's
+// error, ErrClosed, or, if the mode is Closed (or Local, and the call too large for it), ErrAway or ErrLost. While Redis
+// is away Background and Batch go on waiting, for as long as they always would.
+func (w *Window) Acquire(ctx context.Context, class quotashare.Class, estTokens int64) (quotashare.Grant, error) {
+	patience := time.Duration(0)
+	if class < quotashare.NumClasses {
+		patience = w.maxWait[class]
+	}
+	if patience == 0 {
+		v, err := w.try(ctx, class, estTokens, true)
+		w.stats.decided(class, estTokens, v, w.rules.Load())
+		if v.decision.Admitted {
+			return v.grant(), nil
+		}
+		return quotashare.Grant{}, w.denied(class, estTokens, v, err)
+	}
+	began := time.Now()
+	place := w.queues[class].arrive()
+	v, err := w.try(ctx, class, estTokens, false)
+	if v.decision.Admitted || v.decision.Permanent() || final(err) {
+		w.stats.decided(class, estTokens, v, w.rules.Load())
+	} else {
+		w.stats.waits(class, estTokens, v, w.rules.Load())
+		v, err = w.wait(ctx, class, estTokens, place, patience, v)
+		w.stats.waited(class, estTokens, v, err, time.Since(began))
+	}
+	if v.decision.Admitted {
+		return v.grant(), nil
+	}
+	return quotashare.Grant{}, w.denied(class, estTokens, v, err)
+}
+
+// final reports whether no wait can help after the error: of those of a decision, all but that Redis is away.
+func final(err error) bool {
+	return err != nil && !errors.Is(err, ErrAway) && !errors.Is(err, ErrLost)
+}
+
+// wait waits for a call's turn, after a first decision.
+func (w *Window) wait(ctx context.Context, class quotashare.Class, tokens int64, place uint64, patience time.Duration, v verdict) (verdict, error) {
+	q := &w.queues[class]
+	one := q.join(tokens, w.rules.Load().limits[class].Share, place, v.decision.Reason != quotashare.ReasonQueued)
+	defer q.leave(one)
+	var over <-chan time.Time
+	if patience > 0 {
+		timer := time.NewTimer(patience)
+		defer timer.Stop()
+		over = timer.C
+	}
+	again := time.NewTimer(w.later(v.decision))
+	defer again.Stop()
+	var last error // of the latest decision
+	for {
+		select {
+		case <-one.turn:
+		case <-again.C:
+		case <-over:
+			return v, last
+		case <-ctx.Done():
+			return v, ctx.Err()
+		case <-w.closed:
+			return v, ErrClosed
+		}
+		r := w.rules.Load()
+		if tokens > r.limits[class].Largest {
+			return verdict{decision: quotashare.Decision{Reason: quotashare.ReasonTooLarge}}, nil
+		}
+		mine, loan, asked := q.turn(one, r.quota.Window)
+		if !mine {
+			continue
+		}
+		next, err := w.decide(ctx, r, class, tokens, loan, asked)
+		if err != nil || next.decision.Admitted {
+			q.untold(asked)
+		}
+		if final(err) {
+			return v, err
+		}
+		v, last = next, err
+		if v.decision.Admitted {
+			return v, nil
+		}
+		again.Reset(w.later(v.decision))
+	}
+}
+
+// later returns when to ask again after a refusal: not sooner than it may fit, and up to a tenth later, so that those who
+// were told the same do not all ask at once. A 600th of a window is the least, so that Redis has time for others.
+func (w *Window) later(d quotashare.Decision) time.Duration {
+	grain := max(w.Quota().Window/600, time.Microsecond)
+	wait := max(d.RetryAfter, grain)
+	return wait + rand.N(min(wait/10, 10*grain)+grain)
+}
+
+// denied returns the error for a refusal, and what caused it if it was not the decision.
+func (w *Window) denied(class quotashare.Class, tokens int64, v verdict, cause error) error {
+	denied := &quotashare.DeniedError{Class: class, Tokens: tokens, Decision: v.decision, Usage: v.usage, Quota: w.Quota()}
+	if cause == nil {
+		return denied
+	}
+	return fmt.Errorf("%w: %w", denied, cause)
+}
+
+// wakeAll lets those who are first ask again.
+func (w *Window) wakeAll() {
+	for class := range w.queues {
+		w.queues[class].wake()
+	}
+}
