@@ -90,7 +90,6 @@ const (
 // a request of the breaker's own finds out, now and then and beside the calls, whether Redis is back. Nothing is asked
 // while there are no calls.
 type breaker struct {
-	probe   func() // asks Redis, and tells the breaker
 	mu      sync.Mutex
 	cause   error         // nil while Redis answers
 	until   time.Time     // when to probe
@@ -99,46 +98,44 @@ type breaker struct {
 	outages uint64
 }
 
-// closed returns nil if Redis may be asked, and otherwise why not, and for how long at least.
-func (b *breaker) closed() (cause error, wait time.Duration) {
+// look returns nil if Redis may be asked, and otherwise why not, for how long at least, and whether it is up to the
+// caller to probe.
+func (b *breaker) look() (cause error, wait time.Duration, probe bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.cause == nil {
-		return nil, 0
+		return nil, 0, false
 	}
 	wait = time.Until(b.until)
-	if wait <= 0 && !b.probing {
-		b.probing = true
-		go b.probe()
-	}
-	return b.cause, max(wait, firstPause/10)
+	probe = wait <= 0 && !b.probing
+	b.probing = b.probing || probe
+	return b.cause, wait, probe
 }
 
-// fail tells that Redis did not answer a call, and reports whether that begins an outage.
-func (b *breaker) fail(cause error) (began bool) {
+// fail tells that Redis did not answer a call. If that begins an outage, begin is called before anybody learns of it.
+func (b *breaker) fail(cause error, begin func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.cause != nil {
-		return false // it was under way as the outage began
+		return // it was under way as the outage began
 	}
 	b.outages++
 	b.pause = firstPause
+	begin()
 	b.leave(cause)
-	return true
 }
 
-// probed tells what the probe found out, and reports whether that ends an outage.
-func (b *breaker) probed(cause error) (ended bool) {
+// probed tells what the probe found out.
+func (b *breaker) probed(cause error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.probing = false
 	if cause == nil {
 		b.cause = nil
-		return true
+		return
 	}
 	b.pause = min(2*b.pause, lastPause)
 	b.leave(cause)
-	return false
 }
 
 // leave leaves Redis alone for a while.

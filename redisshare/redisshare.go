@@ -129,7 +129,6 @@ func New(client redis.Scripter, name string, quota quotashare.Quota, mode Mode, 
 	if mode.kind == open {
 		w.server.open = 1
 	}
-	w.breaker.probe = w.probe
 	w.mailbox.start = w.begin
 	w.mailbox.deliver, w.mailbox.sent = w.correct, w.corrected
 	return w, nil
@@ -267,7 +266,8 @@ func (w *Window) try(ctx context.Context, class quotashare.Class, tokens int64, 
 
 // decide asks Redis, or whoever decides while it is away. Of a call that is refused so many tokens count as demand.
 func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, tokens int64, loan bool, asked int64) (verdict, error) {
-	if cause, wait := w.breaker.closed(); cause != nil {
+	cause, wait := w.away()
+	if cause != nil {
 		return w.without(r, class, tokens, cause, wait)
 	}
 	a, err := w.ask(ctx, r, "acquire", int64(class), tokens, boolean(loan), asked)
@@ -275,9 +275,8 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 		if ctx.Err() != nil {
 			return verdict{}, ctx.Err()
 		}
-		w.failed(r, err)
-		cause, wait := w.breaker.closed()
-		if cause == nil { // it is back already
+		w.breaker.fail(err, func() { w.beginAlone(r) })
+		if cause, wait = w.away(); cause == nil { // it is back already
 			cause = err
 		}
 		return w.without(r, class, tokens, cause, wait)
@@ -326,7 +325,7 @@ func (w *Window) without(r *rules, class quotashare.Class, tokens int64, cause e
 	if errors.Is(cause, ErrLost) {
 		return v, cause
 	}
-	return v, away(cause)
+	return v, awayError(cause)
 }
 
 // behind returns when a call would fit that comes behind those of its class that wait.
@@ -337,7 +336,7 @@ func (w *Window) behind(ctx context.Context, r *rules, class quotashare.Class, a
 		within = 0
 	}
 	wait := quotashare.Backoff(class, r.quota.Window)
-	if cause, _ := w.breaker.closed(); cause != nil {
+	if cause, _ := w.away(); cause != nil {
 		return wait, quotashare.Usage{}
 	}
 	a, err := w.ask(ctx, r, "behind", int64(class), all-windows*largest, boolean(windows > 0), within)
@@ -373,11 +372,11 @@ func (w *Window) Usage(ctx context.Context) (quotashare.Usage, error) {
 	case errors.Is(err, ErrLost):
 		return quotashare.Usage{}, err
 	}
-	return quotashare.Usage{}, away(err)
+	return quotashare.Usage{}, awayError(err)
 }
 
-// away does not wrap the cause: that a request to Redis ran out of time is not that the caller's context did.
-func away(cause error) error { return fmt.Errorf("%w: %v", ErrAway, cause) }
+// awayError does not wrap the cause: that a request to Redis ran out of time is not that the caller's context did.
+func awayError(cause error) error { return fmt.Errorf("%w: %v", ErrAway, cause) }
 
 // Observe takes what the provider says is left of the account, for all replicas: see quotashare.Window.Observe. It is
 // sent beside the calls.
@@ -478,35 +477,40 @@ func (w *Window) ask(ctx context.Context, r *rules, operation string, args ...in
 	return a, err
 }
 
-// failed begins an outage, if there is none.
-func (w *Window) failed(r *rules, cause error) {
-	if !w.breaker.fail(cause) || w.mode.kind != local {
+// away returns why Redis cannot be asked now, and for how long at least; nil if it can.
+func (w *Window) away() (error, time.Duration) {
+	cause, wait, probe := w.breaker.look()
+	if probe && !w.begin(w.probe) {
+		w.breaker.probed(ErrClosed)
+	}
+	return cause, wait
+}
+
+// beginAlone gets the local Window ready for an outage.
+func (w *Window) beginAlone(r *rules) {
+	if w.mode.kind != local {
 		return
 	}
-	if part, err := w.mode.localQuota(r.quota); err == nil {
-		_ = w.newLocal(part, w.mode.of(w.server.used(r.quota.Window))) // the quota was good when it was set
+	if part, err := w.mode.localQuota(r.quota); err == nil { // it was good when it was set
+		_ = w.newLocal(part, w.mode.of(w.server.used(r.quota.Window)))
 	}
 }
 
 // probe looks whether Redis is back.
 func (w *Window) probe() {
-	begun := w.begin(func() {
-		_, err := w.ask(w.ctx, w.rules.Load(), "usage")
-		if !w.breaker.probed(err) {
-			return
-		}
-		if w.mode.kind == local {
-			for class, used := range w.local.Load().Usage().Used {
-				if used > 0 {
-					w.mailbox.put(Correction{Op: "charge", Class: quotashare.Class(class), Actual: used})
-				}
+	_, err := w.ask(w.ctx, w.rules.Load(), "usage")
+	w.breaker.probed(err)
+	if err != nil {
+		return
+	}
+	if w.mode.kind == local {
+		for class, used := range w.local.Load().Usage().Used {
+			if used > 0 {
+				w.mailbox.put(Correction{Op: "charge", Class: quotashare.Class(class), Actual: used})
 			}
 		}
-		w.wakeAll()
-	})
-	if !begun {
-		w.breaker.probed(ErrClosed)
 	}
+	w.wakeAll()
 }
 
 // correct sends corrections until Redis has them. It applies them once.

@@ -223,7 +223,7 @@ func (s *server) send(ctx context.Context, one *slot, r *rules, operation string
 		return answer{}, err
 	}
 	a, err := parse(operation, got)
-	s.note(a)
+	s.note(a, errors.Is(err, ErrLost))
 	return a, err
 }
 
@@ -237,10 +237,14 @@ func (s *server) known(window time.Duration) (epoch, count int64) {
 	return s.seen.epoch, s.seen.count
 }
 
-func (s *server) note(a answer) {
+// note remembers an answer if it is newer than the latest. One that says that the usage was lost tells no usage.
+func (s *server) note(a answer, lost bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a.epoch > s.seen.epoch || a.epoch == s.seen.epoch && a.count > s.seen.count {
+		if lost {
+			a.usage = s.seen.usage
+		}
 		s.seen, s.since = a, time.Now()
 	}
 }

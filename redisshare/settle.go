@@ -70,9 +70,8 @@ func (m *mailbox) put(c Correction) {
 	start := !m.running
 	m.running = true
 	m.mu.Unlock()
-	if start && !m.start(m.run) {
-		m.drop(m.take(maxPending), ErrClosed)
-		m.take(1) // none: it no longer runs
+	if start && !m.start(func() { m.run(m.deliver) }) {
+		m.run(func([]Correction) error { return ErrClosed })
 	}
 }
 
@@ -89,9 +88,9 @@ func (m *mailbox) take(n int) []Correction {
 	return some
 }
 
-func (m *mailbox) run() {
+func (m *mailbox) run(deliver func([]Correction) error) {
 	for some := m.take(batch); len(some) > 0; some = m.take(batch) {
-		if err := m.deliver(some); err != nil {
+		if err := deliver(some); err != nil {
 			m.drop(some, err)
 		} else {
 			m.sent(some)
