@@ -89,9 +89,10 @@ func WithDropped(report func(Correction, error)) Option {
 // name, and each decision is by the quota of the replica that asks. Stats.Disagreements counts where they differ.
 //
 // The client is a redis.Client (a single node, or behind Sentinel), a redis.ClusterClient, or what wraps one; New sends
-// nothing yet, and never closes it. It must have ContextTimeoutEnabled in its options, so that it keeps to WithTimeout. What a name needs in Redis has one hash tag, so it stands on one node of a Cluster,
-// begins with "quotashare:", and is gone ten seconds and a window after the last call. Redis 6 or later is needed, and
-// scripts must be allowed.
+// nothing yet, and never closes it. It must have ContextTimeoutEnabled in its options, for otherwise it does not give up
+// when it is told. What a name needs in Redis is one hash, whose key begins with "quotashare:" and has the name as its
+// hash tag for a Cluster; it takes less than 100 KiB at any rate of calls, and is gone ten seconds and 13 twelfths of a
+// window after the last one. Scripts must be allowed. It is tested with Redis 7.
 //
 // The error is that of Quota.Validate or of an option, or says what is wrong with the name or the mode, or with the
 // quota for Redis: a window that is no whole number of microseconds, or above a year; tokens and overdraft above 2^53.
@@ -209,13 +210,17 @@ func (w *Window) newLocal(quota quotashare.Quota, taken int64) error {
 // While calls of the class wait in Acquire of this process, they come first, and the refusal is ReasonQueued. Other
 // processes' waiters are not known: they come back like anybody else.
 //
-// An error says that there is no decision of Redis, and nothing is charged: ctx ended, the Window is closed (ErrClosed),
-// or the mode is Closed and Redis is away (ErrAway) or has lost its data (ErrLost); or it is Local, and the local Window
-// can never admit so large a call. The Decision then tells when to come back all the same, with ReasonNone. A Decision
-// of mode Open has ReasonNone, too.
+// An error says that there is no decision, and nothing is charged: ctx ended, the Window is closed (ErrClosed), or the
+// mode is Closed and Redis is away (ErrAway) or has lost its data (ErrLost); or it is Local, and the local Window can
+// never admit so large a call. It wraps a *quotashare.DeniedError beside. For ErrAway and ErrLost the Decision tells when
+// to come back, with ReasonNone. A Decision of mode Open has ReasonNone, too.
 func (w *Window) TryAcquire(ctx context.Context, class quotashare.Class, estTokens int64) (quotashare.Grant, quotashare.Decision, error) {
 	v, err := w.try(ctx, class, estTokens, true)
 	w.stats.decided(class, estTokens, v, w.rules.Load())
+	w.patient(class, &v)
+	if err != nil {
+		err = w.denied(class, estTokens, v, err)
+	}
 	return v.grant(), v.decision, err
 }
 
@@ -268,7 +273,7 @@ func (w *Window) try(ctx context.Context, class quotashare.Class, tokens int64, 
 func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, tokens int64, loan bool, asked int64) (verdict, error) {
 	cause, wait := w.away()
 	if cause != nil {
-		return w.without(r, class, tokens, cause, wait)
+		return w.without(class, tokens, cause, wait)
 	}
 	a, err := w.ask(ctx, r, "acquire", int64(class), tokens, boolean(loan), asked)
 	if err != nil {
@@ -279,7 +284,7 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 		if cause, wait = w.away(); cause == nil { // it is back already
 			cause = err
 		}
-		return w.without(r, class, tokens, cause, wait)
+		return w.without(class, tokens, cause, wait)
 	}
 	if a.changed {
 		w.stats.disagree()
@@ -288,22 +293,19 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 	v.decision = quotashare.Decision{Admitted: a.reason <= quotashare.ReasonBorrowed, Reason: a.reason, RetryAfter: a.wait}
 	if v.decision.Admitted {
 		v.settler = &charge{w, Correction{Class: class, Estimated: tokens, at: a.at}}
-	} else {
-		v.decision.RetryAfter = patient(class, a.wait, r)
 	}
 	return v, nil
 }
 
-// patient makes those for whom nobody waits wait for Backoff at least.
-func patient(class quotashare.Class, wait time.Duration, r *rules) time.Duration {
-	if class == quotashare.Interactive {
-		return wait
+// patient tells those for whom nobody waits to wait for Backoff at least.
+func (w *Window) patient(class quotashare.Class, v *verdict) {
+	if d := &v.decision; d.RetryAfter > 0 && class != quotashare.Interactive {
+		d.RetryAfter = max(d.RetryAfter, quotashare.Backoff(class, w.Quota().Window))
 	}
-	return max(wait, quotashare.Backoff(class, r.quota.Window))
 }
 
 // without decides without Redis.
-func (w *Window) without(r *rules, class quotashare.Class, tokens int64, cause error, wait time.Duration) (v verdict, err error) {
+func (w *Window) without(class quotashare.Class, tokens int64, cause error, wait time.Duration) (v verdict, err error) {
 	switch w.mode.kind {
 	case open:
 		w.stats.alone()
@@ -321,7 +323,7 @@ func (w *Window) without(r *rules, class quotashare.Class, tokens int64, cause e
 			return v, nil
 		}
 	}
-	v.decision = quotashare.Decision{RetryAfter: patient(class, max(wait, firstPause/10), r)}
+	v.decision = quotashare.Decision{RetryAfter: max(wait, firstPause/10)}
 	if errors.Is(cause, ErrLost) {
 		return v, cause
 	}
@@ -350,7 +352,7 @@ func (w *Window) behind(ctx context.Context, r *rules, class quotashare.Class, a
 	if within > 0 {
 		wait = min(wait, a.within)
 	}
-	return patient(class, wait, r), a.usage
+	return wait, a.usage
 }
 
 func boolean(b bool) int64 {

@@ -183,6 +183,7 @@ func (w *Window) Acquire(ctx context.Context, class quotashare.Class, estTokens 
 		if v.decision.Admitted {
 			return v.grant(), nil
 		}
+		w.patient(class, &v)
 		return quotashare.Grant{}, w.denied(class, estTokens, v, err)
 	}
 	began := time.Now()
@@ -198,6 +199,7 @@ func (w *Window) Acquire(ctx context.Context, class quotashare.Class, estTokens 
 	if v.decision.Admitted {
 		return v.grant(), nil
 	}
+	w.patient(class, &v)
 	return quotashare.Grant{}, w.denied(class, estTokens, v, err)
 }
 
