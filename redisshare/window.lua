@@ -70,20 +70,17 @@ local time = call('TIME')
 local clock = time[1] * 1000000 + time[2]
 
 local class = operation == 'acquire' and arg1 + 1
-local got = call('HMGET', KEYS[1], 'w', 'rule', ARGV[4], 'log' .. (class or 0))
+local got = call('HMGET', KEYS[1], 'w', ARGV[4], 'log' .. (class or 0))
 local w = got[1] and {unpackAt(HEADER, got[1], 1)}
 
 -- A duplicate gets the answer of the original.
-local answered = got[3] and {unpackAt(ANSWER, got[3], 1)}
+local answered = got[2] and {unpackAt(ANSWER, got[2], 1)}
 if answered and answered[1] > seq then return pack(NUMBER, STALE) end
 
 local changed = {} -- fields of the hash: false is one that is not there any more
 
--- The rule, in tokens: window, pace, quota, quota and overdraft, the shares, the floors and the ceilings. It is read from
--- the call only where it is not the one that was in force.
-local disagree = w and w[DIGEST] ~= digest and 1 or 0
-local rule = {unpackAt(RULE, w and disagree == 0 and got[2] or ARGV[3], 1)}
-if not w or disagree == 1 then changed.rule = ARGV[3] end
+-- The rule, in tokens: window, pace, quota, quota and overdraft, the shares, the floors and the ceilings.
+local rule = {unpackAt(RULE, ARGV[3], 1)}
 local SHARE, FLOOR, CEILING = 4, 7, 10
 local window, pace, quota, most = rule[1], rule[2], rule[3], rule[4]
 if w and w[WINDOW] ~= window then return pack(CHARGE, OTHER_WINDOW, w[WINDOW]) end
@@ -95,7 +92,7 @@ local stretch = grain * 50 -- a window touches 13 of them at most
 -- Nothing is left this long after the last call, in milliseconds. A request is sent again for less than ten seconds.
 local ttl = math.ceil((window + part) / 1000) + 10000
 
-local now, new = clock, not w
+local now, new, disagree = clock, not w, 0
 if new then
 	w = {now, 0, now, 0, epoch == 0 and 0 or 1, window, digest, now - now % part + part, 0}
 	for i = STOPPED, BEFORE + LOGS do w[i] = 0 end
@@ -116,13 +113,13 @@ else
 	elseif epoch ~= 0 and epoch < w[EPOCH] then
 		w[LOSS] = 1
 	end
-	w[DIGEST] = digest
+	disagree, w[DIGEST] = w[DIGEST] == digest and 0 or 1, digest
 end
 w[COUNT] = w[COUNT] + 1
 
 -- What most calls need: nothing has changed but the time, and the call fits. It is what follows, without its functions,
 -- for to make these takes longer than to decide.
-if class and now < w[CHANGES] and disagree == 0 and void == 0 and w[LOSS] == 0 and not (answered and answered[1] == seq) then
+if class and now < w[CHANGES] and void == 0 and w[LOSS] == 0 and not (answered and answered[1] == seq) then
 	local e, mine = arg2, w[SUM + class]
 	local own = e <= rule[SHARE + class] - mine
 	local left = (own and most or quota) - w[OTHERS]
@@ -137,7 +134,7 @@ if class and now < w[CHANGES] and disagree == 0 and void == 0 and w[LOSS] == 0 a
 	local fits = e <= left - mine and now >= w[own and STOPPED or NOLOANS] and (own or arg3 == 1 and e <= ceiling - mine and
 		(pace == 1 or mine < floor(min(left, ceiling) / pace)))
 	local len, leaves, newest, pending, first, head, before
-	if fits then len, leaves, newest, pending, first, head, before = unpackAt(LOG, got[4], 1) end
+	if fits then len, leaves, newest, pending, first, head, before = unpackAt(LOG, got[3], 1) end
 	if fits and len < CHARGES then
 		if len == 0 then
 			len, leaves, pending = 1, now + window, e
@@ -163,7 +160,7 @@ if class and now < w[CHANGES] and disagree == 0 and void == 0 and w[LOSS] == 0 a
 		local reason = own and OWN or BORROWED
 		call('HSET', KEYS[1], 'w', pack(HEADER, unpack(w, 1, 30)), ARGV[4], pack(ANSWER, seq, reason, now, 0, class, e),
 			'log' .. class, pack(LOG, len, leaves, now, pending, first, head, before), unpack(changed))
-		return pack(REPLY, DONE, reason, now, 0, w[EPOCH], w[COUNT], 0, w[SUM + 1], w[SUM + 2], w[SUM + 3],
+		return pack(REPLY, DONE, reason, now, 0, w[EPOCH], w[COUNT], disagree, w[SUM + 1], w[SUM + 2], w[SUM + 3],
 			w[DEMAND + 1], w[DEMAND + 2], w[DEMAND + 3], w[OTHERS], 0, 0, 0)
 	end
 end
