@@ -16,7 +16,7 @@ func TestReadmeCodeIsExampleCode(t *testing.T) {
 	readme := read(t, "README.md")
 	examples := ""
 	for _, file := range []string{
-		"example_test.go", "sharetest/example_shares_test.go", "internal/sdktest/example_test.go",
+		"example_test.go", "sharetest/example_shares_test.go", "internal/sdktest/example_test.go", "redisshare/example_test.go",
 	} {
 		examples += read(t, file)
 	}
