@@ -523,6 +523,7 @@ func (w *Window) correct(some []Correction) (err error) {
 	}
 	defer w.server.release(one)
 	one.sent++
+	r := w.rules.Load()
 	for try, pause := 0, firstRetry; try < tries; try, pause = try+1, min(2*pause, lastRetry) {
 		if try > 0 {
 			select {
@@ -535,10 +536,15 @@ func (w *Window) correct(some []Correction) (err error) {
 		}
 		args := make([]int64, 0, 5*len(some))
 		for i := range some {
-			args = some[i].args(args)
+			if time.Since(some[i].made) < r.quota.Window { // it changes nothing later
+				args = some[i].args(args)
+			}
+		}
+		if len(args) == 0 {
+			return errLate
 		}
 		ctx, cancel := context.WithTimeout(w.ctx, max(w.timeout, time.Second))
-		_, err = w.server.send(ctx, one, w.rules.Load(), "correct", args...)
+		_, err = w.server.send(ctx, one, r, "correct", args...)
 		cancel()
 		if err == nil {
 			one.loose = 0

@@ -208,10 +208,15 @@ func final(err error) bool {
 	return err != nil && !errors.Is(err, ErrAway) && !errors.Is(err, ErrLost)
 }
 
+// tells reports whether the decision is one with which Redis was told of demand.
+func tells(d quotashare.Decision) bool {
+	return !d.Admitted && d.Reason != quotashare.ReasonNone && d.Reason != quotashare.ReasonQueued
+}
+
 // wait waits for a call's turn, after a first decision.
 func (w *Window) wait(ctx context.Context, class quotashare.Class, tokens int64, place uint64, patience time.Duration, v verdict) (verdict, error) {
 	q := &w.queues[class]
-	one := q.join(tokens, w.rules.Load().limits[class].Share, place, v.decision.Reason != quotashare.ReasonQueued)
+	one := q.join(tokens, w.rules.Load().limits[class].Share, place, tells(v.decision))
 	defer q.leave(one)
 	var over <-chan time.Time
 	if patience > 0 {
@@ -242,7 +247,7 @@ func (w *Window) wait(ctx context.Context, class quotashare.Class, tokens int64,
 			continue
 		}
 		next, err := w.decide(ctx, r, class, tokens, loan, asked)
-		if err != nil || next.decision.Admitted {
+		if !tells(next.decision) {
 			q.untold(asked)
 		}
 		if final(err) {

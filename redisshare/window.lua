@@ -8,7 +8,8 @@
 -- KEYS  1: the window, a hash
 -- ARGV  1: what to do   2: numbers: of the request in its slot; the first of the requests before it whose answers nobody
 --       got, or 0; the epoch and the count that the caller saw last, 0 if that is older than a window; 1 to go on though
---       the usage was lost; a digest of the rule; and what the operation needs   3: the rule   4: the slot, a field of the hash for what was last answered to it
+--       the usage was lost; a digest of the rule; and what the operation needs   3: the rule   4: the slot, a field of
+--       the hash for what was last answered to it
 --
 -- The answer begins with one of
 local DONE, LOST, OTHER_WINDOW, STALE = 0, 1, 2, 3
@@ -746,7 +747,7 @@ end
 if class then
 	local wait = fitsAt(class, e, reason ~= QUEUED) - now
 	local log, asked = REFUSED + class, arg4
-	if asked > 0 then
+	if asked > 0 and reason ~= QUEUED then
 		local over = asked - (MAX - w[SUM + log])
 		if over > 0 then forget(log, over) end
 		add(log, asked)
