@@ -407,7 +407,13 @@ func (s *waitSim) refuse(call *waitCall, reason Reason) {
 func (s *waitSim) leave(call *waitCall) {
 	queue := &s.waiting[call.class]
 	*queue = slices.DeleteFunc(*queue, func(c *waitCall) bool { return c == call })
-	s.stats(call).WaitTime += s.now - call.at
+	wait := s.now - call.at
+	s.stats(call).WaitTime += wait
+	for i, bound := range WaitBounds {
+		if wait <= bound && (i == 0 || wait > WaitBounds[i-1]) {
+			s.stats(call).WaitTimes[i]++
+		}
+	}
 	s.note()
 }
 
@@ -1200,7 +1206,8 @@ func stressCounts(w *Window, callers []*stressCaller) (want [NumClasses]ClassSta
 		stats := &got[class]
 		// The callers do not know this, nor whether they waited before they were refused for good.
 		stats.Share, stats.Held, stats.FillAtRefusal, stats.HeldUpWithinShare = 0, 0, 0, 0
-		stats.Borrowed, stats.Waits, stats.WaitsAdmitted, stats.WaitTime = 0, [NumReasons]uint64{}, 0, 0
+		stats.Borrowed, stats.Waits, stats.WaitsAdmitted = 0, [NumReasons]uint64{}, 0
+		stats.WaitTime, stats.WaitTimes = 0, [NumWaitBounds]uint64{}
 		stats.Refused[ReasonTooLarge] += stats.WaitsRefused
 		stats.WaitsRefused = 0
 	}

@@ -2,6 +2,7 @@ package quotashare
 
 import (
 	"fmt"
+	"sort"
 	"time"
 
 	"github.com/quotashare/quotashare/internal/sliding"
@@ -14,6 +15,8 @@ type Stats struct {
 	Others  int64 // of these, what others hold on the same account
 	Quota   int64 // tokens that the quota allows in one window
 	Classes [NumClasses]ClassStats
+
+	Shared *SharedStats // nil for a Window, which is not shared
 }
 
 // ClassStats is the part of one class. Counts and sums are since the Window was made and never fall.
@@ -45,6 +48,31 @@ type ClassStats struct {
 	WaitsExpired   uint64        // waits that the longest wait of the class ended
 	WaitsRefused   uint64        // waits that SetQuota ended, for the call became too large
 	WaitTime       time.Duration // of all waits that have ended
+
+	// WaitTimes counts these waits by their length: those up to WaitBounds[i], and longer than the bound before.
+	WaitTimes [NumWaitBounds]uint64
+}
+
+// NumWaitBounds is the number of WaitBounds.
+const NumWaitBounds = 7
+
+// WaitBounds are the lengths by which ClassStats.WaitTimes counts waits. Treat them as constants.
+var WaitBounds = [NumWaitBounds]time.Duration{
+	100 * time.Millisecond, 500 * time.Millisecond, 2 * time.Second, 10 * time.Second, 30 * time.Second,
+	time.Minute, 5 * time.Minute,
+}
+
+// SharedStats is how a replica of a window that many share stands with what they share it by, since it was made.
+type SharedStats struct {
+	Mode    string // what decides while that does not: "closed", "open", "local(0.125)"
+	Away    error  // why it does not decide now; nil if it does
+	Outages uint64 // how often that began
+	Alone   uint64 // decisions without it
+
+	Disagreements uint64 // decisions before which another quota was in force: one for each change, ever more if replicas differ
+
+	Pending int    // corrections that are to be sent: what was settled and cancelled, and what the provider told
+	Dropped uint64 // corrections that were given up
 }
 
 // Stats returns a snapshot, all of one instant. For the zero Window it is zero.
@@ -156,6 +184,9 @@ func (n *counts) settle(estimated, actual int64, cancelled bool) {
 // waited counts the nanoseconds of a wait that has ended.
 func (n *counts) waited(ns int64) {
 	n.WaitTime = time.Duration(sliding.Add(int64(n.WaitTime), ns))
+	if i := sort.Search(NumWaitBounds, func(i int) bool { return ns <= int64(WaitBounds[i]) }); i < NumWaitBounds {
+		n.WaitTimes[i]++
+	}
 }
 
 // holdUp counts a refusal that waiting can help, or the beginning of a wait.
