@@ -86,7 +86,7 @@ func WithDropped(report func(Correction, error)) Option {
 }
 
 // New returns one replica's Window of the name. All replicas give the same name and quota: what is charged is shared by
-// name, and each decision is by the quota of the replica that asks. Stats.Disagreements counts where they differ.
+// name, and each decision is by the quota of the replica that asks. SharedStats.Disagreements counts where they differ.
 //
 // The client is a redis.Client (a single node, or behind Sentinel), a redis.ClusterClient, or what wraps one; New sends
 // nothing yet, and never closes it. It must have ContextTimeoutEnabled in its options, for otherwise it does not give up

@@ -10,30 +10,16 @@ import (
 	"github.com/quotashare/quotashare"
 )
 
-// Stats is a snapshot of one replica's Window: what it decided and settled since it was made, and how it stands with
+// Stats returns a snapshot of what this replica decided and settled since it was made, and in Shared how it stands with
 // Redis. Used, Others and Held are of all replicas, as Redis told this one last. Refused[ReasonNone] counts the calls for
-// which there was no decision, for Redis was away. Advice is that of the calls of this replica.
-type Stats struct {
-	quotashare.Stats
-
-	Mode    Mode   // what decides while Redis does not
-	Away    error  // why Redis does not decide now; nil if it does
-	Outages uint64 // how often that began
-	Alone   uint64 // decisions of the mode: calls admitted by Open, and decided by Local
-
-	Disagreements uint64 // decisions before which another quota was in force: one for each change, and ever more if replicas differ
-
-	Pending int    // corrections that are to be sent
-	Dropped uint64 // corrections that were given up: see WithDropped
-}
-
-// Stats returns a snapshot. It asks nobody, and costs no round trip.
-func (w *Window) Stats() Stats {
+// which there was no decision, for Redis was away. It asks nobody, and costs no round trip.
+func (w *Window) Stats() quotashare.Stats {
 	r, usage := w.rules.Load(), w.server.latest()
-	s := w.stats.snapshot()
-	s.Mode = w.mode
-	s.Away, s.Outages = w.breaker.state()
-	s.Pending, s.Dropped = w.mailbox.state()
+	s, shared := w.stats.snapshot()
+	shared.Mode = w.mode.String()
+	shared.Away, shared.Outages = w.breaker.state()
+	shared.Pending, shared.Dropped = w.mailbox.state()
+	s.Shared = &shared
 	s.Used, s.Others, s.Quota = total(&usage), usage.Others, r.quota.Tokens
 	for c := range s.Classes {
 		n, l := &s.Classes[c], r.limits[c]
@@ -63,9 +49,10 @@ func plus(a, b int64) int64 {
 
 // counters is what a Window counts.
 type counters struct {
-	mu sync.Mutex
-	s  Stats                          // but for what a snapshot fills in
-	n  [quotashare.NumClasses]heldUps // for FillAtRefusal
+	mu     sync.Mutex
+	s      quotashare.Stats // but for what Stats fills in
+	shared quotashare.SharedStats
+	n      [quotashare.NumClasses]heldUps // for FillAtRefusal
 }
 
 type heldUps struct {
@@ -73,7 +60,7 @@ type heldUps struct {
 	fill  float64
 }
 
-func (c *counters) snapshot() Stats {
+func (c *counters) snapshot() (quotashare.Stats, quotashare.SharedStats) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.s
@@ -82,7 +69,7 @@ func (c *counters) snapshot() Stats {
 			s.Classes[class].FillAtRefusal = n.fill / float64(n.calls)
 		}
 	}
-	return s
+	return s, c.shared
 }
 
 // decided counts a decision.
@@ -141,6 +128,12 @@ func (c *counters) waited(class quotashare.Class, tokens int64, v verdict, err e
 	defer c.mu.Unlock()
 	n := &c.s.Classes[class]
 	n.WaitTime = time.Duration(plus(int64(n.WaitTime), int64(wait)))
+	for i, bound := range quotashare.WaitBounds {
+		if wait <= bound {
+			n.WaitTimes[i]++
+			break
+		}
+	}
 	switch {
 	case v.decision.Admitted:
 		n.WaitsAdmitted++
@@ -173,12 +166,12 @@ func (c *counters) cancelled(class quotashare.Class, estimated int64) {
 func (c *counters) disagree() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.s.Disagreements++
+	c.shared.Disagreements++
 }
 
 // alone counts a decision of the mode.
 func (c *counters) alone() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.s.Alone++
+	c.shared.Alone++
 }
