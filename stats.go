@@ -54,11 +54,11 @@ type ClassStats struct {
 }
 
 // NumWaitBounds is the number of WaitBounds.
-const NumWaitBounds = 6
+const NumWaitBounds = 5
 
 // WaitBounds are the lengths by which ClassStats.WaitTimes counts waits. Treat them as constants.
 var WaitBounds = [NumWaitBounds]time.Duration{
-	100 * time.Millisecond, time.Second, 5 * time.Second, 20 * time.Second, time.Minute, 5 * time.Minute,
+	100 * time.Millisecond, time.Second, 10 * time.Second, time.Minute, 5 * time.Minute,
 }
 
 // SharedStats is how a replica of a window that many share stands with what they share it by, since it was made.

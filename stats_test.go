@@ -95,13 +95,13 @@ func TestStatsCountWhatHappened(t *testing.T) {
 		synctest.Wait()
 		leaves.deniedAt(20 * time.Second)
 		batch.Waiting, batch.WaitsCancelled, batch.WaitTime = 0, 1, 10*time.Second
-		batch.WaitTimes[3] = 1 // up to 20 s
+		batch.WaitTimes[2] = 1 // up to 10 s
 		requireStats(t, want, w.Stats())
 
 		w.at(40 * time.Second)
 		expires.deniedAt(40 * time.Second)
 		interactive.Waiting, interactive.WaitsExpired, interactive.WaitTime = 0, 1, 30*time.Second
-		interactive.WaitTimes[4] = 1 // up to a minute
+		interactive.WaitTimes[3] = 1 // up to a minute
 		requireStats(t, want, w.Stats())
 
 		// A third wait ends in an admission, when what was charged at the start leaves.
@@ -118,7 +118,7 @@ func TestStatsCountWhatHappened(t *testing.T) {
 		want.Used, interactive.Used, background.Used, batch.Used = 290, 0, 290, 0
 		background.Admitted, background.EstimatedTokens = 2, 590
 		background.Waiting, background.WaitsAdmitted, background.WaitTime = 0, 1, 15*time.Second
-		background.WaitTimes[3] = 1 // up to 20 s
+		background.WaitTimes[3] = 1 // up to a minute
 		requireStats(t, want, w.Stats())
 
 		// More than was estimated is counted, late or not. What nobody knows is not, nor is whatever comes second.

@@ -40,6 +40,7 @@ type Window struct {
 	noLoans int64        // nothing is lent before this instant, which is not before stopped
 	told    int64        // what was last told to be left
 	toldAt  int64        // EstimatedTokens of all classes when that was first told
+	hint    hint         // of the latest refusal, as long as nothing happened that changes it
 	queues  [NumClasses]queue
 	waiting int   // in all queues
 	due     int64 // when the first of them may fit; only if some wait
@@ -155,6 +156,7 @@ func (w *Window) setRule(quota Quota) error {
 		return err
 	}
 	w.rule, w.quota = r, quota.withDefaults()
+	w.hint.at = 0
 	w.spans = sliding.Spans(r.window, int(r.pace))
 	for c := range w.used {
 		w.used[c].Reset()
@@ -245,6 +247,7 @@ func (w *Window) fits(c Class, e int64) Reason {
 
 // charge charges an admitted call and returns the instant.
 func (w *Window) charge(c Class, e int64, reason Reason) (at int64) {
+	w.hint.at = 0
 	w.used[c].Add(w.now, e)
 	w.noteDemand(c)
 	w.stats[c].admit(e, reason)
@@ -272,17 +275,27 @@ func (w *Window) refuse(c Class, e int64, reason Reason) Decision {
 
 // retryAfter returns how long a refused call must wait before it fits.
 func (w *Window) retryAfter(c Class, e int64, reason Reason) time.Duration {
-	at := int64(0)
-	if reason == ReasonQueued {
+	at := w.hint.at
+	switch {
+	case reason == ReasonQueued:
 		at = w.fitsBehind(c, e)
-	} else {
+	case at <= w.now || w.hint.tokens != e || w.hint.class != c:
 		at = w.fitsAt(c, e, true)
+		w.hint = hint{at, e, c}
 	}
 	wait := time.Duration(at - w.now)
 	if c != Interactive {
 		wait = max(wait, Backoff(c, w.rule.window))
 	}
 	return wait
+}
+
+// A hint is when a call fits if nothing else happens. It stays true while time passes and while the class itself is
+// refused, so a storm of the same call, which is when refusals must be cheap, searches once.
+type hint struct {
+	at     int64 // 0 if it holds no more
+	tokens int64
+	class  Class
 }
 
 // withinShare reports whether the class's share has room for the call, whatever the window has.
@@ -308,6 +321,9 @@ func (w *Window) age() {
 		w.turn += missed * w.part
 	}
 	for ; w.turn <= w.now; w.turn = sliding.Add(w.turn, w.part) {
+		if w.waiting > 0 { // they are remembered for longer than the hint thought
+			w.hint.at = 0
+		}
 		own := int64(0)
 		for c := range w.peaks {
 			w.peaks[c].Turn(sliding.Add(w.askedAt(c, w.turn), w.queues[c].asked.tokens()))
@@ -356,6 +372,9 @@ func (w *Window) askedAt(c int, t int64) int64 {
 
 // noteDemand brings usage up to a change of what the class has charged or asked for.
 func (w *Window) noteDemand(c Class) {
+	if c != w.hint.class { // only what others ask for is held against a class
+		w.hint.at = 0
+	}
 	used := w.used[c].Sum()
 	asked := sliding.Add(sliding.Add(used, w.refused[c].Sum()), w.queues[c].asked.tokens())
 	w.peaks[c].Note(asked)
@@ -505,6 +524,7 @@ func (w *Window) Observe(remaining int64, sent time.Duration) {
 		own = max(own, asked)
 	}
 	if others := w.rule.quota - remaining - own; others > 0 {
+		w.hint.at = 0
 		w.others.Note(others)
 		w.usage.Others = max(w.usage.Others, others)
 	}
@@ -528,6 +548,7 @@ func (w *Window) Throttled(retryAfter time.Duration) {
 	if retryAfter <= 0 {
 		retryAfter = Backoff(Interactive, w.rule.window)
 	}
+	w.hint.at = 0
 	w.stopped = max(w.stopped, sliding.Add(w.now, int64(retryAfter)))
 	w.noLoans = max(w.stopped, sliding.Add(w.now, length))
 }
@@ -614,6 +635,7 @@ func (w *Window) settle(c Class, at, from, to int64, cancelled bool) {
 	if w.now-at >= int64(w.rule.window) {
 		return
 	}
+	w.hint.at = 0
 	w.used[c].Replace(at, from, to)
 	w.noteDemand(c)
 	if to < from && w.waiting > 0 {
