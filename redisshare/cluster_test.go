@@ -371,3 +371,35 @@ func TestSentinelFailoverAfterLoss(t *testing.T) {
 	require.NotZero(t, a.lost)
 	require.NotZero(t, b.lost)
 }
+// TestLossIsNoticedByWhoWasCharged: a was charged 50 on the old master, which the new one never got. b, which saw nothing
+// of it, asks first and is admitted until the count is above what a saw. Nobody can know better until a comes, whose
+// slot was answered later than the new master remembers: then nothing more is admitted for a window.
+func TestLossIsNoticedByWhoWasCharged(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a failover takes seconds")
+	}
+	s := newSentinel(t)
+	quota := failoverQuota()
+	a, b := s.open("loss", quota), s.open("loss", quota)
+	b.must(10)
+	a.must(40)
+	s.replicated()
+	replica := s.replica.client()
+	command(t, replica, "CONFIG", "SET", "masterauth", "wrong")
+	command(t, replica, "CLIENT", "KILL", "TYPE", "master")
+	require.Eventually(t, func() bool {
+		return strings.Contains(replica.Info(t.Context(), "replication").Val(), "master_link_status:down")
+	}, 5*time.Second, time.Millisecond)
+	a.must(50)
+	s.master.stop()
+	require.Eventually(t, s.over, 15*time.Second, time.Millisecond)
+	for range 5 {
+		b.must(10)
+	}
+	require.Eventually(t, func() bool { a.call(1); return a.lost > 0 }, 15*time.Second, time.Millisecond)
+	noticed := len(a.calls) + len(b.calls)
+	b.call(1)
+	require.NotZero(t, b.lost)
+	require.Len(t, append(a.calls, b.calls...), noticed, "nothing is admitted from then on")
+	require.Eventually(t, func() bool { b.call(1); return b.w.Stats().Shared.Away == nil }, 15*time.Second, time.Millisecond)
+}

@@ -26,7 +26,9 @@ const (
 )
 
 var (
-	// Closed refuses: never more than the quota is admitted, and nothing is while Redis is away.
+	// Closed refuses: nothing is admitted while Redis is away, and never more than the quota as long as Redis keeps what it
+	// confirmed. A failover may lose the newest charges, for Redis replicates behind its answers: then those who were
+	// charged notice, and nothing is admitted for a window; until one of them asks, others are.
 	Closed = Mode{kind: closed}
 
 	// Open admits everything while Redis is away, and counts none of it. Where Redis has lost what was charged, it goes

@@ -176,6 +176,9 @@ type slot struct {
 	field string
 	sent  int64 // the number of the latest request
 	loose int64 // the first of those before the next whose answers nobody got, 0 if there is none
+
+	answered int64     // the number of the last request that was answered
+	since    time.Time // when it was
 }
 
 func newServer(client redis.Scripter, name string) *server {
@@ -214,16 +217,24 @@ func (s *server) release(one *slot) {
 // send sends the latest request of the slot to Redis; sent again, it is the same request.
 func (s *server) send(ctx context.Context, one *slot, r *rules, operation string, args ...int64) (answer, error) {
 	epoch, count := s.known(r.quota.Window)
-	request := make([]byte, 0, 8*max(6+len(args), 10))
-	request = pack(request, one.sent, one.loose, epoch, count, s.open, r.digest)
+	answered := one.answered
+	if time.Since(one.since) >= r.quota.Window {
+		answered = 0
+	}
+	request := make([]byte, 0, 8*max(7+len(args), 11))
+	request = pack(request, one.sent, one.loose, answered, epoch, count, s.open, r.digest)
 	request = pack(request, args...)
-	request = request[:cap(request)] // the script reads four numbers after the first six, if not more
+	request = request[:cap(request)] // the script reads four numbers after the first seven, if not more
 	got, err := s.script.Run(ctx, s.client, []string{s.key}, operation, request, r.packed, one.field).Text()
 	if err != nil {
 		return answer{}, err
 	}
 	a, err := parse(operation, got)
-	s.note(a, errors.Is(err, ErrLost))
+	lost := errors.Is(err, ErrLost)
+	if err == nil || lost { // the script wrote it down
+		one.answered, one.since = one.sent, time.Now()
+	}
+	s.note(a, lost)
 	return a, err
 }
 
@@ -241,7 +252,7 @@ func (s *server) known(window time.Duration) (epoch, count int64) {
 func (s *server) note(a answer, lost bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a.epoch != 0 && (a.epoch != s.seen.epoch || a.count > s.seen.count) {
+	if a.epoch != 0 && (a.epoch != s.seen.epoch || a.count >= s.seen.count) {
 		if lost {
 			a.usage = s.seen.usage
 		}

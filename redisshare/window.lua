@@ -7,9 +7,9 @@
 --
 -- KEYS  1: the window, a hash
 -- ARGV  1: what to do   2: numbers: of the request in its slot; the first of the requests before it whose answers nobody
---       got, or 0; the epoch and the count that the caller saw last, 0 if that is older than a window; 1 to go on though
---       the usage was lost; a digest of the rule; and what the operation needs   3: the rule   4: the slot, a field of
---       the hash for what was last answered to it
+--       got, or 0; the last one that was answered, and the epoch and the count that the caller saw last, 0 if that is
+--       older than a window; 1 to go on though the usage was lost; a digest of the rule; and what the operation needs
+--       3: the rule   4: the slot, a field of the hash for what was last answered to it
 --
 -- The answer begins with one of
 local DONE, LOST, OTHER_WINDOW, STALE = 0, 1, 2, 3
@@ -44,12 +44,12 @@ if not struct then
 end
 -- The forms of what is packed; written out, since to make them takes longer than to use them.
 local NUMBER, CHARGE, CORRECTION = '>I8', '>I8I8', '>I8I8I8I8I8'
-local ANSWER, LOG, REQUEST = '>I8I8I8I8I8I8', '>I8I8I8I8I8I8I8', '>I8I8I8I8I8I8I8I8I8I8'
+local ANSWER, LOG, REQUEST = '>I8I8I8I8I8I8', '>I8I8I8I8I8I8I8', '>I8I8I8I8I8I8I8I8I8I8I8'
 local RULE, REPLY = '>I8I8I8I8I8I8I8I8I8I8I8I8I8', '>I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8'
 local HEADER = '>I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8'
 
 local operation = ARGV[1]
-local seq, void, epoch, count, open, digest, arg1, arg2, arg3, arg4 = unpackAt(REQUEST, ARGV[2], 1)
+local seq, void, prior, epoch, count, open, digest, arg1, arg2, arg3, arg4 = unpackAt(REQUEST, ARGV[2], 1)
 
 -- The window's numbers, in w, as far as most calls need them.
 local EPOCH, COUNT, NOW, DRIFT, LOSS, WINDOW, DIGEST, TURN, CHANGES = 1, 2, 3, 4, 5, 6, 7, 8, 9
@@ -107,16 +107,16 @@ else
 		now = w[NOW]
 	end
 	w[NOW] = now
-	-- What a newer epoch or a later count saw, and a failover lost, is somewhere in the last window. What an older
-	-- epoch saw was charged before this one began.
-	if epoch > w[EPOCH] or epoch == w[EPOCH] and count > w[COUNT] then
+	-- What a newer epoch, a later count or a later answer in this slot saw, and a failover lost, is somewhere in the last
+	-- window. What an older epoch saw was charged before this one began.
+	local unknown = prior > 0 and (not answered or answered[1] < prior)
+	if epoch > w[EPOCH] or epoch == w[EPOCH] and (count > w[COUNT] or unknown) then
 		w[EPOCH], w[LOSS] = now, 1
 	elseif epoch ~= 0 and epoch < w[EPOCH] then
 		w[LOSS] = 1
 	end
 	disagree, w[DIGEST] = w[DIGEST] == digest and 0 or 1, digest
 end
-w[COUNT] = w[COUNT] + 1
 
 -- What most calls need: nothing has changed but the time, and the call fits. It is what follows, without its functions,
 -- for to make these takes longer than to decide.
@@ -157,7 +157,7 @@ if class and now < w[CHANGES] and void == 0 and w[LOSS] == 0 and not (answered a
 		if w[WATCHED] < now then
 			w[PEAK + OWN_PEAK] = max(w[PEAK + OWN_PEAK], min(w[SUM + 1] + w[SUM + 2] + w[SUM + 3], MAX))
 		end
-		w[CHARGED] = min(w[CHARGED] + e, MAX)
+		w[CHARGED], w[COUNT] = min(w[CHARGED] + e, MAX), w[COUNT] + 1
 		local reason = own and OWN or BORROWED
 		call('HSET', KEYS[1], 'w', pack(HEADER, unpack(w, 1, 30)), ARGV[4], pack(ANSWER, seq, reason, now, 0, class, e),
 			'log' .. class, pack(LOG, len, leaves, now, pending, first, head, before), unpack(changed))
@@ -538,7 +538,8 @@ end
 
 if operation == 'correct' then
 	local SETTLE, ADD, OBSERVE, THROTTLED = 0, 1, 2, 3
-	for i = 6 * 8 + 1, #ARGV[2] - 39, 5 * 8 do
+	w[COUNT] = w[COUNT] + 1
+	for i = 7 * 8 + 1, #ARGV[2] - 39, 5 * 8 do
 		local kind, c, at, from, to = unpackAt(CORRECTION, ARGV[2], i)
 		if kind == SETTLE then
 			settle(c + 1, at, from, to)
@@ -648,7 +649,7 @@ if class then
 	if reason <= BORROWED then
 		add(class, e)
 		note(class)
-		w[CHARGED] = plus(w[CHARGED], e)
+		w[CHARGED], w[COUNT] = plus(w[CHARGED], e), w[COUNT] + 1
 		return finish(reason, now, 0, class, e)
 	end
 end
