@@ -371,6 +371,7 @@ func TestSentinelFailoverAfterLoss(t *testing.T) {
 	require.NotZero(t, a.lost)
 	require.NotZero(t, b.lost)
 }
+
 // TestLossIsNoticedByWhoWasCharged: a was charged 50 on the old master, which the new one never got. b, which saw nothing
 // of it, asks first and is admitted until the count is above what a saw. Nobody can know better until a comes, whose
 // slot was answered later than the new master remembers: then nothing more is admitted for a window.
