@@ -305,6 +305,7 @@ func (w *Window) fitsTogether(c Class, tokens int64) int64 {
 // enqueue makes a waiter of a call that does not fit for the reason.
 func (w *Window) enqueue(c Class, e int64, reason Reason) *waiter {
 	q := &w.queues[c]
+	w.hint.at = 0
 	w.stats[c].Waits[reason]++
 	w.holdUp(c, e, reason)
 	one := &waiter{

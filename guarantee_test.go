@@ -1,7 +1,9 @@
 package quotashare_test
 
 import (
+	"context"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 
@@ -463,4 +465,91 @@ func TestGuarantee8ForgottenGrantsAndLateSettlesLeakNothing(t *testing.T) {
 		clock.advance(3 * window(q))
 		require.Equal(t, Usage{}, w.Usage())
 	})
+}
+
+// TestAHintIsSearchedAnewWhenItMust: what happens between two refusals of the same call shows in the second, as if the
+// first had not been.
+func TestAHintIsSearchedAnewWhenItMust(t *testing.T) {
+	happened := map[string]int{}
+	eachSeed(t, 6000, func(r *rand.Rand) {
+		q := randomQuota(r)
+		c, size := Class(r.IntN(NumClasses)), int64(0)
+		if q.Limits(c).Largest == 0 {
+			return
+		}
+		size = 1 + r.Int64N(q.Limits(c).Largest)
+		history, what := r.Uint64(), r.IntN(8)
+		replay := func(twice bool) (event string, d Decision) {
+			r := rand.New(rand.NewPCG(history, 0))
+			w, clock := newTestWindow(t, q)
+			var grants []*Grant
+			for range 2 + r.IntN(30) {
+				d := Class(r.IntN(NumClasses))
+				grant, _ := w.TryAcquire(d, 1+r.Int64N(max(q.Limits(d).Largest/4, 1)))
+				grants = append(grants, &grant)
+				clock.advance(time.Duration(r.Int64N(int64(w.Quota().Window) / 20)))
+			}
+			if twice {
+				if _, d := w.TryAcquire(c, size); d.Admitted {
+					return "", d
+				}
+			}
+			switch other := (c + 1 + Class(r.IntN(2))) % NumClasses; what {
+			case 0, 1:
+				_, d := w.TryAcquire(other, 1+r.Int64N(max(q.Limits(other).Share, 1)))
+				event = d.Reason.String() + " of another class"
+			case 2:
+				grants[r.IntN(len(grants))].Settle(r.Int64N(100))
+				event = "settle"
+			case 3:
+				w.Observe(r.Int64N(q.Tokens), 0)
+				event = "observe"
+			case 4:
+				w.Throttled(time.Duration(1 + r.Int64N(int64(w.Quota().Window))))
+				event = "throttled"
+			case 5:
+				clock.advance(time.Duration(r.Int64N(int64(w.Quota().Window) / 2)))
+				event = "time"
+			case 6: // Interactive is refused at once
+				ctx, cancel := context.WithCancel(t.Context())
+				done, tokens := make(chan struct{}), 1+r.Int64N(max(q.Limits(other).Share, 1))
+				go func() {
+					defer close(done)
+					_, _ = w.Acquire(ctx, other, tokens)
+				}()
+				defer func() {
+					cancel()
+					<-done
+				}()
+				for w.Stats().Classes[other].Waiting == 0 {
+					select {
+					case <-done:
+						return "no wait", d
+					default:
+						runtime.Gosched()
+					}
+				}
+				event = "a wait of another class"
+			case 7:
+				other := q
+				other.Tokens = q.Tokens + 1 + r.Int64N(q.Tokens)
+				require.NoError(t, w.SetQuota(other))
+				event = "quota"
+			}
+			_, d = w.TryAcquire(c, size)
+			return event, d
+		}
+		event, again := replay(true)
+		sameEvent, once := replay(false)
+		if event == sameEvent { // to be refused is to be known as demand, which may have changed what happened
+			happened[event]++
+			require.Equal(t, once, again, "%s, %v of %d", event, c, size)
+		}
+	})
+	for _, event := range []string{
+		"own_share of another class", "borrowed of another class", "reserved of another class", "quota_full of another class",
+		"a wait of another class", "settle", "observe", "throttled", "time", "quota",
+	} {
+		require.Greater(t, happened[event], many(30), event)
+	}
 }

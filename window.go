@@ -372,9 +372,6 @@ func (w *Window) askedAt(c int, t int64) int64 {
 
 // noteDemand brings usage up to a change of what the class has charged or asked for.
 func (w *Window) noteDemand(c Class) {
-	if c != w.hint.class { // only what others ask for is held against a class
-		w.hint.at = 0
-	}
 	used := w.used[c].Sum()
 	asked := sliding.Add(sliding.Add(used, w.refused[c].Sum()), w.queues[c].asked.tokens())
 	w.peaks[c].Note(asked)
