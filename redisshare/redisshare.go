@@ -91,8 +91,9 @@ func WithDropped(report func(Correction, error)) Option {
 // The client is a redis.Client (a single node, or behind Sentinel), a redis.ClusterClient, or what wraps one; New sends
 // nothing yet, and never closes it. It must have ContextTimeoutEnabled in its options, for otherwise it does not give up
 // when it is told. What a name needs in Redis is one hash, whose key begins with "quotashare:" and has the name as its
-// hash tag for a Cluster; it takes less than 100 KiB at any rate of calls, and is gone ten seconds and 13 twelfths of a
-// window after the last one. Scripts must be allowed. It is tested with Redis 7.
+// hash tag for a Cluster; it takes less than 100 KiB at any rate of calls, and 200 bytes for each of those that all replicas
+// have under way at once. It is gone ten seconds and 13 twelfths of a window after the last one. Scripts must be allowed.
+// It is tested with Redis 7.
 //
 // The error is that of Quota.Validate or of an option, or says what is wrong with the name or the mode, or with the
 // quota for Redis: a window that is no whole number of microseconds, or above a year; tokens and overdraft above 2^53.
