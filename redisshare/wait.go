@@ -179,7 +179,7 @@ func (w *Window) Acquire(ctx context.Context, class quotashare.Class, estTokens 
 	}
 	if patience == 0 {
 		v, err := w.try(ctx, class, estTokens, true)
-		w.stats.decided(class, estTokens, v, w.rules.Load())
+		w.stats.decided(class, estTokens, v, err, w.rules.Load())
 		if v.decision.Admitted {
 			return v.grant(), nil
 		}
@@ -190,7 +190,7 @@ func (w *Window) Acquire(ctx context.Context, class quotashare.Class, estTokens 
 	place := w.queues[class].arrive()
 	v, err := w.try(ctx, class, estTokens, false)
 	if v.decision.Admitted || v.decision.Permanent() || final(err) {
-		w.stats.decided(class, estTokens, v, w.rules.Load())
+		w.stats.decided(class, estTokens, v, err, w.rules.Load())
 	} else {
 		w.stats.waits(class, estTokens, v, w.rules.Load())
 		v, err = w.wait(ctx, class, estTokens, place, patience, v)
