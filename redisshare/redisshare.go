@@ -161,7 +161,7 @@ func (w *Window) SetQuota(quota quotashare.Quota) error {
 	if err := w.setRules(quota); err != nil {
 		return err
 	}
-	w.wakeAll()
+	w.requeueAll(w.rules.Load())
 	return nil
 }
 
@@ -267,7 +267,12 @@ func (w *Window) try(ctx context.Context, class quotashare.Class, tokens int64, 
 	if tokens > share { // a loan is never reserved for
 		asked = 0
 	}
-	return w.decide(ctx, r, class, tokens, loan, asked)
+	v, err = w.decide(ctx, r, class, tokens, loan, asked)
+	if hint && err == nil && v.decision.Reason == quotashare.ReasonQueued { // it may come sooner with those above the share
+		wait, _ := w.behind(ctx, r, class, all, within)
+		v.decision.RetryAfter = min(v.decision.RetryAfter, wait)
+	}
+	return v, err
 }
 
 // decide asks Redis, or whoever decides while it is away. Of a call that is refused so many tokens count as demand.
