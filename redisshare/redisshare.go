@@ -283,8 +283,8 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 	}
 	a, err := w.ask(ctx, r, "acquire", int64(class), tokens, boolean(loan), asked)
 	if err != nil {
-		if ctx.Err() != nil {
-			return verdict{}, ctx.Err()
+		if end := ended(ctx); end != nil {
+			return verdict{}, end
 		}
 		w.breaker.fail(err, func() { w.beginAlone(r) })
 		if cause, wait = w.away(); cause == nil { // it is back already
@@ -375,7 +375,7 @@ func (w *Window) Usage(ctx context.Context) (quotashare.Usage, error) {
 	switch {
 	case err == nil:
 		return a.usage, nil
-	case ctx.Err() != nil:
+	case ended(ctx) != nil:
 		return quotashare.Usage{}, ctx.Err()
 	case errors.Is(err, ErrLost):
 		return quotashare.Usage{}, err
@@ -477,12 +477,20 @@ func (w *Window) ask(ctx context.Context, r *rules, operation string, args ...in
 	one.sent++
 	a, err = w.server.send(within, one, r, operation, args...)
 	switch {
-	case err == nil || w.mode.kind == open && ctx.Err() == nil: // the call is made, and what it was charged is used
+	case err == nil || w.mode.kind == open && ended(ctx) == nil: // the call is made, and what it was charged is used
 		one.loose = 0
 	case one.loose == 0: // whether it was charged or not, the next request in the slot takes it back
 		one.loose = one.sent
 	}
 	return a, err
+}
+
+// ended returns what ended ctx, if anything did. The client may notice that its deadline is over before it does.
+func ended(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		<-ctx.Done()
+	}
+	return ctx.Err()
 }
 
 // away returns why Redis cannot be asked now, and for how long at least; nil if it can.
