@@ -96,9 +96,10 @@ func (w *Window) Stats() Stats {
 	return s
 }
 
-// heldUp returns how many calls were refused that waiting could help, or had to wait.
+// heldUp returns how many calls were refused that waiting could help, or had to wait. Of those that another limiter
+// counts as ReasonNone, since it could not decide, nobody knows how full the window was.
 func (c *ClassStats) heldUp() (calls uint64) {
-	for reason := range Reason(NumReasons) {
+	for reason := ReasonNone + 1; reason < NumReasons; reason++ {
 		if !reason.permanent() {
 			calls += c.Refused[reason] + c.Waits[reason]
 		}

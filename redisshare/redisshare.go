@@ -91,8 +91,9 @@ func WithDropped(report func(Correction, error)) Option {
 // The client is a redis.Client (a single node, or behind Sentinel), a redis.ClusterClient, or what wraps one; New sends
 // nothing yet, and never closes it. It must have ContextTimeoutEnabled in its options, for otherwise it does not give up
 // when it is told. What a name needs in Redis is one hash, whose key begins with "quotashare:" and has the name as its
-// hash tag for a Cluster; it takes less than 100 KiB at any rate of calls, and is gone ten seconds and 13 twelfths of a
-// window after the last one. Scripts must be allowed. It is tested with Redis 7.
+// hash tag for a Cluster; it takes less than 100 KiB at any rate of calls, and 200 bytes for each of those that all replicas
+// have under way at once. It is gone ten seconds and 13 twelfths of a window after the last one. Scripts must be allowed.
+// It is tested with Redis 7.
 //
 // The error is that of Quota.Validate or of an option, or says what is wrong with the name or the mode, or with the
 // quota for Redis: a window that is no whole number of microseconds, or above a year; tokens and overdraft above 2^53.
@@ -160,7 +161,7 @@ func (w *Window) SetQuota(quota quotashare.Quota) error {
 	if err := w.setRules(quota); err != nil {
 		return err
 	}
-	w.wakeAll()
+	w.requeueAll(w.rules.Load())
 	return nil
 }
 
@@ -216,7 +217,7 @@ func (w *Window) newLocal(quota quotashare.Quota, taken int64) error {
 // to come back, with ReasonNone. A Decision of mode Open has ReasonNone, too.
 func (w *Window) TryAcquire(ctx context.Context, class quotashare.Class, estTokens int64) (quotashare.Grant, quotashare.Decision, error) {
 	v, err := w.try(ctx, class, estTokens, true)
-	w.stats.decided(class, estTokens, v, w.rules.Load())
+	w.stats.decided(class, estTokens, v, err, w.rules.Load())
 	w.patient(class, &v)
 	if err != nil {
 		err = w.denied(class, estTokens, v, err)
@@ -259,14 +260,19 @@ func (w *Window) try(ctx context.Context, class quotashare.Class, tokens int64, 
 		v.decision.RetryAfter, v.usage = w.behind(ctx, r, class, all, within)
 		return v, nil
 	case queued:
-		v.decision.Reason = quotashare.ReasonQueued
+		v.decision.Reason, v.usage = quotashare.ReasonQueued, w.server.latest()
 		return v, nil
 	}
 	asked := tokens
 	if tokens > share { // a loan is never reserved for
 		asked = 0
 	}
-	return w.decide(ctx, r, class, tokens, loan, asked)
+	v, err = w.decide(ctx, r, class, tokens, loan, asked)
+	if hint && err == nil && v.decision.Reason == quotashare.ReasonQueued { // it may come sooner with those above the share
+		wait, _ := w.behind(ctx, r, class, all, within)
+		v.decision.RetryAfter = min(v.decision.RetryAfter, wait)
+	}
+	return v, err
 }
 
 // decide asks Redis, or whoever decides while it is away. Of a call that is refused so many tokens count as demand.
@@ -277,8 +283,8 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 	}
 	a, err := w.ask(ctx, r, "acquire", int64(class), tokens, boolean(loan), asked)
 	if err != nil {
-		if ctx.Err() != nil {
-			return verdict{}, ctx.Err()
+		if end := ended(ctx); end != nil {
+			return verdict{}, end
 		}
 		w.breaker.fail(err, func() { w.beginAlone(r) })
 		if cause, wait = w.away(); cause == nil { // it is back already
@@ -339,11 +345,11 @@ func (w *Window) behind(ctx context.Context, r *rules, class quotashare.Class, a
 	}
 	wait := quotashare.Backoff(class, r.quota.Window)
 	if cause, _ := w.away(); cause != nil {
-		return wait, quotashare.Usage{}
+		return wait, w.server.latest()
 	}
 	a, err := w.ask(ctx, r, "behind", int64(class), all-windows*largest, boolean(windows > 0), within)
 	if err != nil {
-		return wait, quotashare.Usage{}
+		return wait, w.server.latest()
 	}
 	if windows > int64((1<<62)/r.quota.Window) {
 		windows = int64((1 << 62) / r.quota.Window)
@@ -369,7 +375,7 @@ func (w *Window) Usage(ctx context.Context) (quotashare.Usage, error) {
 	switch {
 	case err == nil:
 		return a.usage, nil
-	case ctx.Err() != nil:
+	case ended(ctx) != nil:
 		return quotashare.Usage{}, ctx.Err()
 	case errors.Is(err, ErrLost):
 		return quotashare.Usage{}, err
@@ -471,12 +477,20 @@ func (w *Window) ask(ctx context.Context, r *rules, operation string, args ...in
 	one.sent++
 	a, err = w.server.send(within, one, r, operation, args...)
 	switch {
-	case err == nil || w.mode.kind == open && ctx.Err() == nil: // the call is made, and what it was charged is used
+	case err == nil || w.mode.kind == open && ended(ctx) == nil: // the call is made, and what it was charged is used
 		one.loose = 0
 	case one.loose == 0: // whether it was charged or not, the next request in the slot takes it back
 		one.loose = one.sent
 	}
 	return a, err
+}
+
+// ended returns what ended ctx, if anything did. The client may notice that its deadline is over before it does.
+func ended(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		<-ctx.Done()
+	}
+	return ctx.Err()
 }
 
 // away returns why Redis cannot be asked now, and for how long at least; nil if it can.

@@ -57,6 +57,7 @@ type mailbox struct {
 
 	mu      sync.Mutex
 	pending []Correction
+	sending int // those that were taken last
 	running bool
 	drops   uint64
 }
@@ -84,7 +85,7 @@ func (m *mailbox) take(n int) []Correction {
 	defer m.mu.Unlock()
 	n = min(n, len(m.pending))
 	some := m.pending[:n:n]
-	m.pending = m.pending[n:]
+	m.pending, m.sending = m.pending[n:], n
 	if n == 0 {
 		m.pending, m.running = nil, false
 	}
@@ -117,5 +118,5 @@ func (m *mailbox) drop(some []Correction, err error) {
 func (m *mailbox) state() (pending int, drops uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.pending), m.drops
+	return len(m.pending) + m.sending, m.drops
 }

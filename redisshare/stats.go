@@ -72,9 +72,9 @@ func (c *counters) snapshot() (quotashare.Stats, quotashare.SharedStats) {
 	return s, c.shared
 }
 
-// decided counts a decision.
-func (c *counters) decided(class quotashare.Class, tokens int64, v verdict, r *rules) {
-	if class >= quotashare.NumClasses {
+// decided counts a decision, or that there was none for Redis was away; but no call whose context ended, or after Close.
+func (c *counters) decided(class quotashare.Class, tokens int64, v verdict, err error, r *rules) {
+	if class >= quotashare.NumClasses || final(err) {
 		return
 	}
 	c.mu.Lock()
@@ -108,17 +108,14 @@ func (c *counters) holdUpLocked(class quotashare.Class, tokens int64, v verdict,
 	if v.decision.Permanent() {
 		return
 	}
+	if v.decision.Reason == quotashare.ReasonNone { // nobody knows how full it was
+		return
+	}
 	n := &c.n[class]
 	n.calls++
-	switch v.decision.Reason {
-	case quotashare.ReasonNone: // nobody knows how full it was
-	case quotashare.ReasonQueued:
-		n.fill += float64(total(&v.usage)) / float64(r.quota.Tokens)
-	default:
-		n.fill += float64(total(&v.usage)) / float64(r.quota.Tokens)
-		if tokens <= r.limits[class].Share-v.usage.Used[class] {
-			c.s.Classes[class].HeldUpWithinShare++
-		}
+	n.fill += float64(total(&v.usage)) / float64(r.quota.Tokens)
+	if v.decision.Reason != quotashare.ReasonQueued && tokens <= r.limits[class].Share-v.usage.Used[class] {
+		c.s.Classes[class].HeldUpWithinShare++
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ type waiter struct {
 	place   uint64 // in the order of arrival
 	in      *list.List
 	element *list.Element
+	told    time.Time     // when Redis was told of it last: it remembers a demand for one window
 	turn    chan struct{} // holds one: ask now
 }
 
@@ -30,11 +32,6 @@ type queue struct {
 	places uint64
 	all    int64 // tokens that wait
 	asked  int64 // of these, within: they are demand
-
-	// Redis remembers a demand for one window. A refusal tells it of those who came since the last one, and of all
-	// again when a window is over.
-	fresh int64 // tokens not told yet
-	noted time.Time
 }
 
 // ahead reports whether a call must wait for its turn, or else whether it may have a loan; and how many tokens wait
@@ -43,7 +40,7 @@ func (q *queue) ahead(tokens, share int64) (queued, loan bool, all, within int64
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	queued = q.within.Len() > 0 || q.above.Len() > 0 && tokens > share
-	return queued, q.above.Len() == 0, exact(q.all + tokens), exact(q.asked + tokens)
+	return queued, q.above.Len() == 0, saturated(q.all + tokens), saturated(q.asked + tokens)
 }
 
 // arrive returns a place in the order of arrival.
@@ -63,8 +60,8 @@ func (q *queue) join(tokens, share int64, place uint64, told bool) *waiter {
 	if tokens <= share {
 		one.in = &q.within
 		q.asked += tokens
-		if !told {
-			q.fresh += tokens
+		if told {
+			one.told = time.Now()
 		}
 	}
 	// Calls that asked first, side by side, may come out of order.
@@ -88,7 +85,30 @@ func (q *queue) leave(one *waiter) {
 	q.all -= one.tokens
 	if one.in == &q.within {
 		q.asked -= one.tokens
-		q.fresh = min(q.fresh, q.asked)
+	}
+	q.wakeLocked()
+}
+
+// requeue puts the waiters where they stand under another quota, and wakes those that may fit by it or never will.
+func (q *queue) requeue(limits quotashare.Limits) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var all []*waiter
+	for first, _ := q.nextLocked(); first != nil; first, _ = q.nextLocked() {
+		all = append(all, first)
+		first.in.Remove(first.element)
+	}
+	q.asked = 0
+	for _, one := range all {
+		one.in = &q.above
+		if one.tokens <= limits.Share {
+			one.in = &q.within
+			q.asked += one.tokens
+		}
+		one.element = one.in.PushBack(one)
+		if one.tokens > limits.Largest {
+			one.wake()
+		}
 	}
 	q.wakeLocked()
 }
@@ -103,11 +123,15 @@ func (q *queue) wakeLocked() {
 	first, passing := q.nextLocked()
 	for _, one := range []*waiter{first, passing} {
 		if one != nil {
-			select {
-			case one.turn <- struct{}{}:
-			default:
-			}
+			one.wake()
 		}
+	}
+}
+
+func (one *waiter) wake() {
+	select {
+	case one.turn <- struct{}{}:
+	default:
 	}
 }
 
@@ -127,27 +151,33 @@ func front(l *list.List) *waiter {
 	return l.Front().Value.(*waiter)
 }
 
-// turn reports whether a waiter may ask now, and whether for a loan; and what is to be told as demand if it is refused.
-func (q *queue) turn(one *waiter, window time.Duration) (mine, loan bool, asked int64) {
+// turn reports whether a waiter may ask now, and whether for a loan; and who is to be told of as demand if it is refused,
+// with their tokens: those that are within the share, and were not told of in the last window.
+func (q *queue) turn(one *waiter, window time.Duration) (mine, loan bool, asked int64, some []*waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	first, passing := q.nextLocked()
 	if one != first && one != passing {
-		return false, false, 0
+		return false, false, 0, nil
 	}
-	asked = q.fresh
-	if time.Since(q.noted) >= window {
-		asked, q.noted = q.asked, time.Now()
+	now := time.Now()
+	for e := q.within.Front(); e != nil; e = e.Next() {
+		if each := e.Value.(*waiter); now.Sub(each.told) >= window {
+			each.told = now
+			asked += each.tokens
+			some = append(some, each)
+		}
 	}
-	q.fresh = 0
-	return true, one == first, exact(asked)
+	return true, one == first, exact(asked), some
 }
 
-// untold takes back that so many tokens were told as demand.
-func (q *queue) untold(tokens int64) {
+// untold takes back that these were told of.
+func (q *queue) untold(some []*waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.fresh = min(q.fresh+tokens, q.asked)
+	for _, each := range some {
+		each.told = time.Time{}
+	}
 }
 
 func (q *queue) len() int {
@@ -157,11 +187,13 @@ func (q *queue) len() int {
 }
 
 // exact returns what a script can hold of a sum, which may have overflowed.
-func exact(tokens int64) int64 {
+func exact(tokens int64) int64 { return min(saturated(tokens), maxTokens) }
+
+func saturated(tokens int64) int64 {
 	if tokens < 0 {
-		return maxTokens
+		return math.MaxInt64
 	}
-	return min(tokens, maxTokens)
+	return tokens
 }
 
 // Acquire waits, as the class does, until the call is admitted: see quotashare.Window.Acquire. Waiters of one class in one
@@ -179,7 +211,7 @@ func (w *Window) Acquire(ctx context.Context, class quotashare.Class, estTokens 
 	}
 	if patience == 0 {
 		v, err := w.try(ctx, class, estTokens, true)
-		w.stats.decided(class, estTokens, v, w.rules.Load())
+		w.stats.decided(class, estTokens, v, err, w.rules.Load())
 		if v.decision.Admitted {
 			return v.grant(), nil
 		}
@@ -190,7 +222,7 @@ func (w *Window) Acquire(ctx context.Context, class quotashare.Class, estTokens 
 	place := w.queues[class].arrive()
 	v, err := w.try(ctx, class, estTokens, false)
 	if v.decision.Admitted || v.decision.Permanent() || final(err) {
-		w.stats.decided(class, estTokens, v, w.rules.Load())
+		w.stats.decided(class, estTokens, v, err, w.rules.Load())
 	} else {
 		w.stats.waits(class, estTokens, v, w.rules.Load())
 		v, err = w.wait(ctx, class, estTokens, place, patience, v)
@@ -216,8 +248,12 @@ func tells(d quotashare.Decision) bool {
 // wait waits for a call's turn, after a first decision.
 func (w *Window) wait(ctx context.Context, class quotashare.Class, tokens int64, place uint64, patience time.Duration, v verdict) (verdict, error) {
 	q := &w.queues[class]
-	one := q.join(tokens, w.rules.Load().limits[class].Share, place, tells(v.decision))
+	r := w.rules.Load()
+	one := q.join(tokens, r.limits[class].Share, place, tells(v.decision))
 	defer q.leave(one)
+	if next := w.rules.Load(); next != r || tokens > r.limits[class].Largest { // SetQuota did not see it
+		q.requeue(next.limits[class])
+	}
 	var over <-chan time.Time
 	if patience > 0 {
 		timer := time.NewTimer(patience)
@@ -227,33 +263,41 @@ func (w *Window) wait(ctx context.Context, class quotashare.Class, tokens int64,
 	again := time.NewTimer(w.later(v.decision))
 	defer again.Stop()
 	var last error // of the latest decision
+	decided := time.Now()
+	left := func() verdict { // that decision, with how long is to be waited from now on
+		d := &v.decision
+		if d.RetryAfter -= time.Since(decided); d.RetryAfter <= 0 { // or it was never told, as it was never its turn
+			d.RetryAfter = quotashare.Backoff(class, w.Quota().Window)
+		}
+		return v
+	}
 	for {
 		select {
 		case <-one.turn:
 		case <-again.C:
 		case <-over:
-			return v, last
+			return left(), last
 		case <-ctx.Done():
-			return v, ctx.Err()
+			return left(), ctx.Err()
 		case <-w.closed:
-			return v, ErrClosed
+			return left(), ErrClosed
 		}
-		r := w.rules.Load()
+		r = w.rules.Load()
 		if tokens > r.limits[class].Largest {
 			return verdict{decision: quotashare.Decision{Reason: quotashare.ReasonTooLarge}}, nil
 		}
-		mine, loan, asked := q.turn(one, r.quota.Window)
+		mine, loan, asked, some := q.turn(one, r.quota.Window)
 		if !mine {
 			continue
 		}
 		next, err := w.decide(ctx, r, class, tokens, loan, asked)
 		if !tells(next.decision) {
-			q.untold(asked)
+			q.untold(some)
 		}
 		if final(err) {
-			return v, err
+			return left(), err
 		}
-		v, last = next, err
+		v, last, decided = next, err, time.Now()
 		if v.decision.Admitted {
 			return v, nil
 		}
@@ -276,6 +320,13 @@ func (w *Window) denied(class quotashare.Class, tokens int64, v verdict, cause e
 		return denied
 	}
 	return fmt.Errorf("%w: %w", denied, cause)
+}
+
+// requeueAll is requeue of all classes.
+func (w *Window) requeueAll(r *rules) {
+	for class := range w.queues {
+		w.queues[class].requeue(r.limits[class])
+	}
 }
 
 // wakeAll lets those who are first ask again.

@@ -509,7 +509,8 @@ if now >= w[CHANGES] then
 	end
 end
 
-if answered and answered[1] == seq and (class or operation == 'correct') then
+-- That there was no decision is none to repeat.
+if answered and answered[1] == seq and (class and answered[2] > 0 or operation == 'correct') then
 	return finish(unpack(answered, 2, 6))
 end
 
