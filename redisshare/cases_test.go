@@ -431,7 +431,7 @@ func (l *load) call(slot string, class quotashare.Class, tokens int64) {
 		asked = 0
 	}
 	us := l.now.UnixMicro()
-	request := pack(nil, l.sent[slot], 0, 0, 0, 0, l.rules.digest, int64(class), tokens, 1, asked)
+	request := pack(nil, l.sent[slot], 0, 0, 0, 0, 0, l.rules.digest, int64(class), tokens, 1, asked)
 	l.pipeline.HSet(l.t.Context(), "clock", "s", us/1e6, "us", us%1e6)
 	l.pipeline.EvalSha(l.t.Context(), l.script.Hash(), []string{l.key}, "acquire", request, l.rules.packed, slot)
 	if l.pipeline.Len() >= 500 {
@@ -587,7 +587,7 @@ func TestIdleNamesTakeNothing(t *testing.T) {
 	before := used()
 	key := newServer(client, "NAME").key
 	call := func(p redis.Cmdable, name string) {
-		request := pack(nil, 1, 0, 0, 0, 0, r.digest, int64(interactive), 1, 1, 1)
+		request := pack(nil, 1, 0, 0, 0, 0, 0, r.digest, int64(interactive), 1, 1, 1)
 		p.EvalSha(ctx, short.Hash(), []string{strings.Replace(key, "NAME", name, 1)}, "acquire",
 			request, r.packed, "slot:one:0")
 	}

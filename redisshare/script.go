@@ -252,7 +252,7 @@ func (s *server) known(window time.Duration) (epoch, count int64) {
 func (s *server) note(a answer, lost bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a.epoch != 0 && (a.epoch != s.seen.epoch || a.count >= s.seen.count) {
+	if a.epoch != 0 && (lost || a.epoch != s.seen.epoch || a.count >= s.seen.count) {
 		if lost {
 			a.usage = s.seen.usage
 		}

@@ -84,7 +84,7 @@ func (r *bubbleRequest) reason() quotashare.Reason { return quotashare.Reason(r.
 
 // asks returns the class and the tokens of a request for a decision.
 func (r *bubbleRequest) asks() (quotashare.Class, int64) {
-	return quotashare.Class(r.numbers[6]), r.numbers[7]
+	return quotashare.Class(r.numbers[7]), r.numbers[8]
 }
 
 func newBubbleRedis(t testing.TB) *bubbleRedis { return newBubbleRedisOf(t, newNode(t).client()) }
