@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,6 +33,9 @@ type queue struct {
 	places uint64
 	all    int64 // tokens that wait
 	asked  int64 // of these, within: they are demand
+
+	fresh []*waiter // those of which Redis was not told, and perhaps some more
+	due   time.Time // no other is to be told of before
 }
 
 // ahead reports whether a call must wait for its turn, or else whether it may have a loan; and how many tokens wait
@@ -62,6 +66,8 @@ func (q *queue) join(tokens, share int64, place uint64, told bool) *waiter {
 		q.asked += tokens
 		if told {
 			one.told = time.Now()
+		} else {
+			q.fresh = append(q.fresh, one)
 		}
 	}
 	// Calls that asked first, side by side, may come out of order.
@@ -86,6 +92,10 @@ func (q *queue) leave(one *waiter) {
 	if one.in == &q.within {
 		q.asked -= one.tokens
 	}
+	one.in = nil
+	if len(q.fresh) > 2*q.within.Len()+64 { // so many came and went while nobody asked
+		q.fresh = slices.DeleteFunc(q.fresh, func(each *waiter) bool { return each.in == nil })
+	}
 	q.wakeLocked()
 }
 
@@ -104,6 +114,7 @@ func (q *queue) requeue(limits quotashare.Limits) {
 		if one.tokens <= limits.Share {
 			one.in = &q.within
 			q.asked += one.tokens
+			q.fresh = append(q.fresh, one)
 		}
 		one.element = one.in.PushBack(one)
 		if one.tokens > limits.Largest {
@@ -161,11 +172,25 @@ func (q *queue) turn(one *waiter, window time.Duration) (mine, loan bool, asked 
 		return false, false, 0, nil
 	}
 	now := time.Now()
-	for e := q.within.Front(); e != nil; e = e.Next() {
-		if each := e.Value.(*waiter); now.Sub(each.told) >= window {
-			each.told = now
-			asked += each.tokens
-			some = append(some, each)
+	tell := func(each *waiter) {
+		each.told = now
+		asked += each.tokens
+		some = append(some, each)
+	}
+	for _, each := range q.fresh {
+		if each.in == &q.within && now.Sub(each.told) >= window {
+			tell(each)
+		}
+	}
+	q.fresh = q.fresh[:0]
+	if !now.Before(q.due) {
+		q.due = now.Add(window)
+		for e := q.within.Front(); e != nil; e = e.Next() {
+			if each := e.Value.(*waiter); now.Sub(each.told) >= window {
+				tell(each)
+			} else if again := each.told.Add(window); again.Before(q.due) {
+				q.due = again
+			}
 		}
 	}
 	return true, one == first, exact(asked), some
@@ -178,6 +203,7 @@ func (q *queue) untold(some []*waiter) {
 	for _, each := range some {
 		each.told = time.Time{}
 	}
+	q.fresh = append(q.fresh, some...)
 }
 
 func (q *queue) len() int {
