@@ -243,8 +243,8 @@ func (w *Window) try(ctx context.Context, class quotashare.Class, tokens int64, 
 	case tokens > r.limits[class].Largest:
 		v.decision.Reason = quotashare.ReasonTooLarge
 		return v, nil
-	case ctx.Err() != nil:
-		return v, ctx.Err()
+	case over(ctx) != nil:
+		return v, over(ctx)
 	}
 	select {
 	case <-w.closed:
@@ -277,8 +277,8 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 	}
 	a, err := w.ask(ctx, r, "acquire", int64(class), tokens, boolean(loan), asked)
 	if err != nil {
-		if ctx.Err() != nil {
-			return verdict{}, ctx.Err()
+		if ended := over(ctx); ended != nil {
+			return verdict{}, ended
 		}
 		w.breaker.fail(err, func() { w.beginAlone(r) })
 		if cause, wait = w.away(); cause == nil { // it is back already
@@ -369,8 +369,8 @@ func (w *Window) Usage(ctx context.Context) (quotashare.Usage, error) {
 	switch {
 	case err == nil:
 		return a.usage, nil
-	case ctx.Err() != nil:
-		return quotashare.Usage{}, ctx.Err()
+	case over(ctx) != nil:
+		return quotashare.Usage{}, over(ctx)
 	case errors.Is(err, ErrLost):
 		return quotashare.Usage{}, err
 	}
@@ -471,12 +471,20 @@ func (w *Window) ask(ctx context.Context, r *rules, operation string, args ...in
 	one.sent++
 	a, err = w.server.send(within, one, r, operation, args...)
 	switch {
-	case err == nil || w.mode.kind == open && ctx.Err() == nil: // the call is made, and what it was charged is used
+	case err == nil || w.mode.kind == open && over(ctx) == nil: // the call is made, and what it was charged is used
 		one.loose = 0
 	case one.loose == 0: // whether it was charged or not, the next request in the slot takes it back
 		one.loose = one.sent
 	}
 	return a, err
+}
+
+// over returns why ctx has ended, nil if it has not. A connection may see that its deadline has passed before ctx does.
+func over(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 // away returns why Redis cannot be asked now, and for how long at least; nil if it can.
