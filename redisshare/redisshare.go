@@ -280,7 +280,10 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 		if ended := over(ctx); ended != nil {
 			return verdict{}, ended
 		}
-		w.breaker.fail(err, func() { w.beginAlone(r) })
+		w.breaker.fail(err, func() {
+			w.beginAlone(r)
+			w.wakeAll() // the mode may admit those who wait for Redis to have room
+		})
 		if cause, wait = w.away(); cause == nil { // it is back already
 			cause = err
 		}
