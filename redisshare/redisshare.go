@@ -551,7 +551,7 @@ func (w *Window) correct(some []Correction) (err error) {
 		ctx, cancel := context.WithTimeout(w.ctx, max(w.timeout, time.Second))
 		_, err = w.server.send(ctx, one, w.rules.Load(), "correct", args...)
 		cancel()
-		if err == nil {
+		if err == nil || errors.Is(err, ErrLost) {
 			one.loose = 0
 			return nil
 		}
