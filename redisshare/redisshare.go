@@ -280,10 +280,7 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 		if ended := over(ctx); ended != nil {
 			return verdict{}, ended
 		}
-		w.breaker.fail(err, func() {
-			w.beginAlone(r)
-			w.wakeAll() // the mode may admit those who wait for Redis to have room
-		})
+		w.failed(r, err)
 		if cause, wait = w.away(); cause == nil { // it is back already
 			cause = err
 		}
@@ -346,6 +343,9 @@ func (w *Window) behind(ctx context.Context, r *rules, class quotashare.Class, a
 	}
 	a, err := w.ask(ctx, r, "behind", int64(class), all-windows*largest, boolean(windows > 0), within)
 	if err != nil {
+		if over(ctx) == nil {
+			w.failed(r, err)
+		}
 		return wait, quotashare.Usage{}
 	}
 	if windows > int64((1<<62)/r.quota.Window) {
@@ -497,6 +497,14 @@ func (w *Window) away() (error, time.Duration) {
 		w.breaker.probed(ErrClosed)
 	}
 	return cause, wait
+}
+
+// failed tells that Redis did not answer a call. Those who wait for Redis to have room may be admitted by the mode now.
+func (w *Window) failed(r *rules, cause error) {
+	w.breaker.fail(cause, func() {
+		w.beginAlone(r)
+		w.wakeAll()
+	})
 }
 
 // beginAlone gets the local Window ready for an outage.
