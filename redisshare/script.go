@@ -167,6 +167,7 @@ type server struct {
 
 	mu    sync.Mutex
 	idle  []*slot   // those not in use, the one to be used next last, so that few are ever used
+	owing []*slot   // those not in use whose next request takes something back: these are used first
 	seen  answer    // the latest
 	since time.Time // when it was seen
 }
@@ -198,15 +199,23 @@ func (s *server) take(ctx context.Context) (*slot, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	last := len(s.idle) - 1
-	taken := s.idle[last]
-	s.idle = s.idle[:last]
+	from := &s.idle
+	if len(s.owing) > 0 {
+		from = &s.owing
+	}
+	last := len(*from) - 1
+	taken := (*from)[last]
+	*from = (*from)[:last]
 	return taken, nil
 }
 
 func (s *server) release(one *slot) {
 	s.mu.Lock()
-	s.idle = append(s.idle, one)
+	if one.loose != 0 {
+		s.owing = append(s.owing, one)
+	} else {
+		s.idle = append(s.idle, one)
+	}
 	s.mu.Unlock()
 	s.free <- struct{}{}
 }
