@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/quotashare/quotashare"
@@ -78,7 +79,7 @@ func delivered(t testing.TB, w *Window) {
 	}, 10*time.Second, time.Millisecond)
 }
 
-func used(t testing.TB, w *Window) [quotashare.NumClasses]int64 {
+func used(t testing.TB, w *Window) quotashare.ClassTokens {
 	t.Helper()
 	var usage quotashare.Usage
 	require.Eventually(t, func() (ok bool) { // a busy machine may be slower than the timeout
@@ -488,7 +489,7 @@ func TestOpenCountsNothing(t *testing.T) {
 	require.EqualValues(t, 60, s.Alone)
 	p.set(nil)
 	comesBack(t, w)
-	require.Equal(t, [3]int64{interactive: 100}, used(t, w))
+	require.Equal(t, quotashare.ClassTokens{interactive: 100}, used(t, w))
 	_, d, err := w.TryAcquire(context.Background(), interactive, 1000)
 	require.NoError(t, err)
 	require.Equal(t, quotashare.ReasonQuotaFull, d.Reason)
@@ -521,11 +522,11 @@ func TestAfterAnOutageRedisChargesTheLocalWindow(t *testing.T) {
 	d.setClock()
 	comesBack(t, w)
 	delivered(t, w)
-	require.Equal(t, [3]int64{interactive: 60, background: 50}, used(t, w))
+	require.Equal(t, quotashare.ClassTokens{interactive: 60, background: 50}, used(t, w))
 	require.NoError(t, w.Stats().Away)
 	d.now = d.now.Add(time.Minute - time.Microsecond)
 	d.setClock()
-	require.Equal(t, [3]int64{interactive: 60, background: 50}, used(t, w))
+	require.Equal(t, quotashare.ClassTokens{interactive: 60, background: 50}, used(t, w))
 	d.now = d.now.Add(time.Microsecond)
 	d.setClock()
 	require.Zero(t, used(t, w))
@@ -576,6 +577,42 @@ func TestALossTakesWhatRedisToldLast(t *testing.T) {
 	}
 }
 
+// TestALossLastsAWindow: what its error tells, and that it ends.
+func TestALossLastsAWindow(t *testing.T) {
+	ctx := context.Background()
+	node := newNode(t)
+	quota := wholeQuota(1000)
+	quota.Window = 2 * time.Second
+	w := newShared(t, node.client(), quota, Closed, WithTimeout(time.Second))
+	admit(t, w, interactive, 1000)
+	lost := time.Now()
+	require.NoError(t, node.client().FlushAll(ctx).Err())
+	for range 2 { // what Redis says, and what is known without it
+		_, d, err := w.TryAcquire(ctx, interactive, 7)
+		require.ErrorIs(t, err, ErrLost)
+		require.NotErrorIs(t, err, ErrAway)
+		var denied *quotashare.DeniedError
+		require.ErrorAs(t, err, &denied)
+		require.Equal(t, d, denied.Decision)
+		require.Equal(t, quotashare.Decision{RetryAfter: d.RetryAfter}, d)
+		require.LessOrEqual(t, d.RetryAfter, quota.Window)
+		require.GreaterOrEqual(t, time.Now().Add(d.RetryAfter), lost.Add(quota.Window))
+	}
+	_, err := w.Usage(ctx)
+	require.ErrorIs(t, err, ErrLost)
+	require.NotErrorIs(t, err, ErrAway)
+	s := w.Stats()
+	require.ErrorIs(t, s.Away, ErrLost)
+	require.EqualValues(t, 1, s.Outages)
+	require.EqualValues(t, 1000, s.Used) // as Redis told last
+
+	_, err = w.Acquire(ctx, batchClass, 1000)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, time.Since(lost), quota.Window)
+	require.NoError(t, w.Stats().Away)
+	require.Equal(t, quotashare.ClassTokens{batchClass: 1000}, used(t, w))
+}
+
 // TestTooLargeForLocalMayFitLater: Redis could admit the call, so the refusal is not for ever.
 func TestTooLargeForLocalMayFitLater(t *testing.T) {
 	p := newProxy(t, newNode(t).addr)
@@ -599,7 +636,7 @@ func TestTooLargeForLocalMayFitLater(t *testing.T) {
 	p.set(nil)
 	require.NoError(t, <-ended)
 	delivered(t, w)
-	require.Equal(t, [3]int64{interactive: 250, batchClass: 251}, used(t, w))
+	require.Equal(t, quotashare.ClassTokens{interactive: 250, batchClass: 251}, used(t, w))
 }
 
 // TestWaitersOutlastAnOutage: in mode Closed Batch waits until Redis is back, Background as long as it would.
@@ -635,7 +672,7 @@ func TestWaitersOutlastAnOutage(t *testing.T) {
 	for range waiters {
 		require.NoError(t, <-ended)
 	}
-	require.Equal(t, [3]int64{batchClass: waiters * 10}, used(t, w))
+	require.Equal(t, quotashare.ClassTokens{batchClass: waiters * 10}, used(t, w))
 	s = w.Stats()
 	require.EqualValues(t, waiters, s.Classes[batchClass].WaitsAdmitted)
 	require.Zero(t, s.Classes[batchClass].Waiting)
@@ -671,6 +708,36 @@ func TestWaitersOfAnOutageBeginning(t *testing.T) {
 	require.EqualValues(t, waiters+2, w.Stats().Alone)
 }
 
+// TestBehindWaitersInAnOutage: those who ask behind waiters find out, too, that Redis is away, and cost no more.
+func TestBehindWaitersInAnOutage(t *testing.T) {
+	for _, mode := range []Mode{Closed, Open, Local(0.5)} {
+		t.Run(mode.String(), func(t *testing.T) {
+			p := newProxy(t, newNode(t).addr)
+			w := newShared(t, p.client(0), wholeQuota(1000), mode)
+			admit(t, w, interactive, 1000) // for a minute
+			ctx, cancel := context.WithCancel(context.Background())
+			ended := make(chan error)
+			go func() {
+				_, err := w.Acquire(ctx, batchClass, 10)
+				ended <- err
+			}()
+			require.Eventually(t, func() bool { return w.Stats().Classes[batchClass].Waiting == 1 }, 5*time.Second, time.Millisecond)
+			held, _ := p.hold()
+			p.set(scripts(held))
+			began := time.Now()
+			for range 1000 {
+				_, _, _ = w.TryAcquire(context.Background(), batchClass, 10)
+			}
+			require.Less(t, time.Since(began), time.Second)
+			require.EqualValues(t, 1, w.Stats().Outages)
+			cancel()
+			if err := <-ended; mode != Open {
+				require.ErrorIs(t, err, context.Canceled)
+			}
+		})
+	}
+}
+
 // TestCloseWhileRedisIsAway: it is over when its ctx is; what could not be sent is counted and reported, and no
 // goroutine stays.
 func TestCloseWhileRedisIsAway(t *testing.T) {
@@ -694,9 +761,8 @@ func TestCloseWhileRedisIsAway(t *testing.T) {
 		for range grants {
 			made = append(made, admit(t, w, interactive, 10))
 		}
-		release := make(hold)
-		t.Cleanup(func() { close(release) })
-		p.set(scripts(release))
+		held, _ := p.hold()
+		p.set(scripts(held))
 		_, _, err = w.TryAcquire(context.Background(), interactive, 10)
 		require.ErrorIs(t, err, ErrAway)
 		waiter := make(chan error)
@@ -736,6 +802,29 @@ func TestCloseWhileRedisIsAway(t *testing.T) {
 		}
 		require.Equal(t, want, c)
 	}
+}
+
+// TestALocalChargeIsDroppedWhereItCannotBeSent: it is reported as what it is.
+func TestALocalChargeIsDroppedWhereItCannotBeSent(t *testing.T) {
+	p := newProxy(t, newNode(t).addr)
+	p.set(scripts(away))
+	dropped := make(chan Correction, 1)
+	w := newShared(t, p.client(-1), wholeQuota(1000), Local(1), WithDropped(func(c Correction, err error) {
+		assert.ErrorIs(t, err, ErrClosed)
+		dropped <- c
+	}))
+	admit(t, w, background, 70)
+	held, _ := p.hold()
+	p.set(scripts(held, "correct"))
+	comesBack(t, w)
+	require.Eventually(t, func() bool { return p.held.Load() == 1 }, 5*time.Second, time.Millisecond)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.ErrorIs(t, w.Close(ctx), context.Canceled)
+	c := <-dropped
+	c.made = time.Time{}
+	require.Equal(t, Correction{Op: "charge", Class: background, Actual: 70}, c)
+	require.EqualValues(t, 1, w.Stats().Dropped)
 }
 
 // goroutines returns the stacks of the goroutines of this package that the test has started in pprof.Do.

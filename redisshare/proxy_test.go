@@ -10,7 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -23,6 +25,7 @@ type proxy struct {
 	target string
 	listen net.Listener
 	group  sync.WaitGroup
+	held   atomic.Int64 // requests that Redis has not answered
 
 	mu    sync.Mutex
 	rule  func(args []string) any
@@ -33,7 +36,7 @@ type proxy struct {
 // What a rule returns, beside nil, which passes a request on; an answer, a string, in place of Redis'; and hold.
 type (
 	cut  struct{}      // pass it on, but not its answer: close the connection instead
-	hold chan struct{} // pass it on when the channel is closed, whether or not the client still waits
+	hold chan struct{} // pass it on when the channel is closed, whether or not the client still waits: see proxy.hold
 )
 
 // newProxy starts a proxy that ends with the test. It passes everything on until it has a rule.
@@ -64,6 +67,18 @@ func (p *proxy) set(rule func(args []string) any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rule = rule
+}
+
+// hold returns a hold, and what lets go those that it holds and waits until Redis has answered them.
+func (p *proxy) hold() (held hold, letGo func()) {
+	held = make(hold)
+	release := sync.OnceFunc(func() { close(held) })
+	p.t.Cleanup(release)
+	return held, func() {
+		p.t.Helper()
+		release()
+		require.Eventually(p.t, func() bool { return p.held.Load() == 0 }, 10*time.Second, time.Millisecond)
+	}
 }
 
 // scripts returns a rule that does so to runs of the window's script for the operations, or for any if none is given, and
@@ -142,6 +157,7 @@ func (p *proxy) serve(client net.Conn) {
 			}
 			continue
 		case hold:
+			p.held.Add(1)
 			<-do
 		}
 		if _, err := redis.Write(request.Bytes()); err != nil {
@@ -150,8 +166,11 @@ func (p *proxy) serve(client net.Conn) {
 		if _, err := message(answers, &answer); err != nil {
 			return
 		}
-		if _, is := do.(cut); is {
+		switch do.(type) {
+		case cut:
 			return
+		case hold:
+			p.held.Add(-1)
 		}
 		if _, err := client.Write(answer.Bytes()); err != nil {
 			return
@@ -232,4 +251,12 @@ func TestProxy(t *testing.T) {
 	p.set(isIncr(cut{}))
 	require.Error(t, client.Incr(ctx, "n").Err())
 	require.Equal(t, "1", client.Get(ctx, "n").Val())
+	held, letGo := p.hold()
+	p.set(isIncr(held))
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	require.Error(t, client.Incr(short, "n").Err())
+	require.Equal(t, "1", client.Get(ctx, "n").Val())
+	letGo()
+	require.Equal(t, "2", client.Get(ctx, "n").Val())
 }
