@@ -26,7 +26,8 @@ import (
 type load struct {
 	t        *testing.T
 	replicas []*Window
-	stop     chan struct{}
+	ended    chan struct{}
+	stop     func()
 	group    sync.WaitGroup
 
 	mu      sync.Mutex
@@ -58,7 +59,13 @@ func chargeOf(grant *quotashare.Grant) *charge {
 const maxEstimate = 80
 
 func startLoad(t *testing.T, replicas ...*Window) *load {
-	l := &load{t: t, replicas: replicas, stop: make(chan struct{}), asking: make(map[*Window]time.Duration)}
+	ended := make(chan struct{})
+	l := &load{t: t, replicas: replicas, ended: ended, asking: make(map[*Window]time.Duration)}
+	l.stop = sync.OnceFunc(func() {
+		close(ended)
+		l.group.Wait()
+	})
+	t.Cleanup(l.stop)
 	for i, w := range replicas {
 		for _, class := range []quotashare.Class{interactive, background, batchClass} {
 			for _, try := range []bool{true, false} {
@@ -73,7 +80,7 @@ func startLoad(t *testing.T, replicas ...*Window) *load {
 func (l *load) run(w *Window, class quotashare.Class, try bool, r *rand.Rand) {
 	for {
 		select {
-		case <-l.stop:
+		case <-l.ended:
 			return
 		case <-time.After(time.Duration(4000+r.IntN(8000)) * time.Microsecond):
 		}
@@ -162,11 +169,19 @@ func (l *load) grows(n int) {
 	require.Eventually(l.t, func() bool { return l.admitted() >= before+n }, 20*time.Second, time.Millisecond)
 }
 
+// fills waits until the quota is used, but for a little.
+func (l *load) fills() {
+	l.t.Helper()
+	require.Eventually(l.t, func() bool {
+		s := l.replicas[0].Stats()
+		return s.Used >= s.Quota/10*9
+	}, 20*time.Second, time.Millisecond)
+}
+
 // end stops the load, and waits until Redis knows what was settled.
 func (l *load) end() {
 	l.t.Helper()
-	close(l.stop)
-	l.group.Wait()
+	l.stop()
 	for _, settle := range l.held {
 		settle()
 	}
@@ -307,19 +322,21 @@ func (l *load) requireBounds(mode Mode) {
 	}
 }
 
-// requireBack waits until all replicas ask Redis again, and more calls were admitted.
+// requireBack waits until all replicas ask Redis again, and as many calls were admitted as may be.
 func (l *load) requireBack() {
 	l.t.Helper()
 	for _, w := range l.replicas {
 		require.Eventually(l.t, func() bool { return w.Stats().Away == nil }, 20*time.Second, time.Millisecond)
 	}
 	l.grows(40)
+	l.fills()
 }
 
 // TestScriptFlush is case 88: the scripts are gone, and nobody notices.
 func TestScriptFlush(t *testing.T) {
 	node := newNode(t)
 	l := startLoad(t, replicasOf(t, node.addr, 0, loadQuota(2*time.Second), Closed, WithTimeout(maxTimeout))...)
+	l.fills()
 	for range 10 {
 		l.grows(10)
 		require.NoError(t, node.client().ScriptFlush(context.Background()).Err())
@@ -339,7 +356,7 @@ func TestFlushAll(t *testing.T) {
 		node := newNode(t)
 		quota := loadQuota(2 * time.Second)
 		l := startLoad(t, replicasOf(t, node.addr, 0, quota, mode, WithTimeout(maxTimeout))...)
-		l.grows(80)
+		l.fills()
 		before := time.Now()
 		require.NoError(t, node.client().FlushAll(context.Background()).Err())
 		after := time.Now()
@@ -371,7 +388,7 @@ func TestRestart(t *testing.T) {
 	modes(t, func(t *testing.T, mode Mode) {
 		node := newRealNode(t)
 		l := startLoad(t, replicasOf(t, node.addr, 0, loadQuota(2*time.Second), mode)...)
-		l.grows(80)
+		l.fills()
 		node.stop()
 		node.start()
 		l.requireBack()
@@ -391,7 +408,7 @@ func TestRollback(t *testing.T) {
 		l := startLoad(t, replicasOf(t, node.addr, 0, loadQuota(2*time.Second), mode)...)
 		l.grows(20)
 		require.NoError(t, node.client().Save(context.Background()).Err())
-		l.grows(80)
+		l.fills()
 		node.stop()
 		node.start()
 		require.Positive(t, node.client().Exists(context.Background(), l.replicas[0].server.key).Val())
@@ -424,7 +441,7 @@ func TestPause(t *testing.T) {
 			window = time.Second // and here it does not for long, so that there is room
 		}
 		l := startLoad(t, replicasOf(t, node.addr, 0, loadQuota(window), mode)...)
-		l.grows(80)
+		l.fills()
 		l.mu.Lock()
 		clear(l.asking)
 		l.mu.Unlock()
@@ -461,6 +478,8 @@ func TestAnswersAreCutOff(t *testing.T) {
 		t.Run(fmt.Sprint(retries), func(t *testing.T) {
 			t.Parallel()
 			p := newProxy(t, newNode(t).addr)
+			l := startLoad(t, replicasOf(t, p.addr, retries, loadQuota(2*time.Second), Closed)...)
+			l.fills()
 			var runs atomic.Int64
 			p.set(func(args []string) any {
 				if isScript(args) && runs.Add(1)%5 == 0 {
@@ -468,12 +487,11 @@ func TestAnswersAreCutOff(t *testing.T) {
 				}
 				return nil
 			})
-			l := startLoad(t, replicasOf(t, p.addr, retries, loadQuota(2*time.Second), Closed)...)
-			l.grows(150)
+			l.grows(100)
 			p.set(nil)
 			l.requireBack()
 			l.end()
-			require.Greater(t, runs.Load(), int64(150))
+			require.Greater(t, runs.Load(), int64(100))
 			l.requireBounds(Closed)
 			l.requireExact(0)
 		})

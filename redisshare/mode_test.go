@@ -613,6 +613,33 @@ func TestALossLastsAWindow(t *testing.T) {
 	require.Equal(t, quotashare.ClassTokens{batchClass: 1000}, used(t, w))
 }
 
+// TestALossIsKnownToNewcomers: a replica that has seen nothing before is told, too, until the window is over.
+func TestALossIsKnownToNewcomers(t *testing.T) {
+	ctx := context.Background()
+	client := newNode(t).client()
+	d := duel{t: t, client: client, now: time.UnixMicro(1_800_000_000_000_000)}
+	d.setClock()
+	newcomer := func() *Window {
+		w := newShared(t, client, wholeQuota(1000), Closed, WithTimeout(time.Second))
+		useClock(t, w)
+		return w
+	}
+	w := newcomer()
+	admit(t, w, interactive, 1000)
+	require.NoError(t, client.Del(ctx, w.server.key).Err())
+	for _, step := range []time.Duration{0, time.Minute / 2, time.Minute/2 - time.Microsecond} {
+		d.now = d.now.Add(step)
+		d.setClock()
+		_, _, err := w.TryAcquire(ctx, interactive, 1)
+		require.ErrorIs(t, err, ErrLost)
+		_, _, err = newcomer().TryAcquire(ctx, interactive, 1)
+		require.ErrorIs(t, err, ErrLost)
+	}
+	d.now = d.now.Add(time.Microsecond)
+	d.setClock()
+	admit(t, newcomer(), interactive, 1000)
+}
+
 // TestTooLargeForLocalMayFitLater: Redis could admit the call, so the refusal is not for ever.
 func TestTooLargeForLocalMayFitLater(t *testing.T) {
 	p := newProxy(t, newNode(t).addr)
@@ -736,6 +763,40 @@ func TestBehindWaitersInAnOutage(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOneProbeBesideTheCalls: to find out whether Redis is back holds up nobody, and is tried once at a time.
+func TestOneProbeBesideTheCalls(t *testing.T) {
+	p := newProxy(t, newNode(t).addr)
+	w := newShared(t, p.client(-1), wholeQuota(1000), Closed, WithTimeout(maxTimeout))
+	admit(t, w, interactive, 1)
+	p.set(scripts(away))
+	call := func() {
+		began := time.Now()
+		_, _, err := w.TryAcquire(context.Background(), interactive, 1)
+		require.ErrorIs(t, err, ErrAway)
+		require.Less(t, time.Since(began), slack)
+	}
+	call()
+	held, letGo := p.hold()
+	var probes atomic.Int64
+	p.set(func(args []string) any {
+		if !isScript(args, "usage") {
+			return nil
+		}
+		probes.Add(1)
+		return held
+	})
+	for probes.Load() == 0 {
+		call()
+	}
+	for range 1000 {
+		call()
+	}
+	letGo()
+	comesBack(t, w)
+	require.NoError(t, w.Close(context.Background())) // and so all that it had begun is over
+	require.EqualValues(t, 1, probes.Load())
 }
 
 // TestCloseWhileRedisIsAway: it is over when its ctx is; what could not be sent is counted and reported, and no
