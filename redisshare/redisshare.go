@@ -244,7 +244,7 @@ func (w *Window) try(ctx context.Context, class quotashare.Class, tokens int64, 
 	case tokens > r.limits[class].Largest:
 		v.decision.Reason = quotashare.ReasonTooLarge
 		return v, nil
-	case ctx.Err() != nil:
+	case ended(ctx) != nil:
 		return v, ctx.Err()
 	}
 	select {
@@ -286,7 +286,7 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 		if end := ended(ctx); end != nil {
 			return verdict{}, end
 		}
-		w.breaker.fail(err, func() { w.beginAlone(r) })
+		w.failed(r, err)
 		if cause, wait = w.away(); cause == nil { // it is back already
 			cause = err
 		}
@@ -349,6 +349,9 @@ func (w *Window) behind(ctx context.Context, r *rules, class quotashare.Class, a
 	}
 	a, err := w.ask(ctx, r, "behind", int64(class), all-windows*largest, boolean(windows > 0), within)
 	if err != nil {
+		if ended(ctx) == nil {
+			w.failed(r, err)
+		}
 		return wait, w.server.latest()
 	}
 	if windows > int64((1<<62)/r.quota.Window) {
@@ -502,6 +505,14 @@ func (w *Window) away() (error, time.Duration) {
 	return cause, wait
 }
 
+// failed tells that Redis did not answer a call. Those who wait for Redis to have room may be admitted by the mode now.
+func (w *Window) failed(r *rules, cause error) {
+	w.breaker.fail(cause, func() {
+		w.beginAlone(r)
+		w.wakeAll()
+	})
+}
+
 // beginAlone gets the local Window ready for an outage.
 func (w *Window) beginAlone(r *rules) {
 	if w.mode.kind != local {
@@ -550,17 +561,17 @@ func (w *Window) correct(some []Correction) (err error) {
 		}
 		args := make([]int64, 0, 5*len(some))
 		for i := range some {
-			if time.Since(some[i].made) < r.quota.Window { // it changes nothing later
+			if time.Since(some[i].made) < r.quota.Window { // what was charged before has left by then
 				args = some[i].args(args)
 			}
 		}
 		if len(args) == 0 {
-			return errLate
+			return nil
 		}
 		ctx, cancel := context.WithTimeout(w.ctx, max(w.timeout, time.Second))
 		_, err = w.server.send(ctx, one, r, "correct", args...)
 		cancel()
-		if err == nil {
+		if err == nil || errors.Is(err, ErrLost) {
 			one.loose = 0
 			return nil
 		}

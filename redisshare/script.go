@@ -167,6 +167,7 @@ type server struct {
 
 	mu    sync.Mutex
 	idle  []*slot   // those not in use, the one to be used next last, so that few are ever used
+	owing []*slot   // those not in use whose next request takes something back: these are used first
 	seen  answer    // the latest
 	since time.Time // when it was seen
 }
@@ -178,7 +179,8 @@ type slot struct {
 	loose int64 // the first of those before the next whose answers nobody got, 0 if there is none
 
 	answered int64     // the number of the last request that was answered
-	since    time.Time // when it was
+	epoch    int64     // of that answer
+	since    time.Time // when it came
 }
 
 func newServer(client redis.Scripter, name string) *server {
@@ -201,15 +203,23 @@ func (s *server) take(ctx context.Context) (*slot, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	last := len(s.idle) - 1
-	taken := s.idle[last]
-	s.idle = s.idle[:last]
+	from := &s.idle
+	if len(s.owing) > 0 {
+		from = &s.owing
+	}
+	last := len(*from) - 1
+	taken := (*from)[last]
+	*from = (*from)[:last]
 	return taken, nil
 }
 
 func (s *server) release(one *slot) {
 	s.mu.Lock()
-	s.idle = append(s.idle, one)
+	if one.loose != 0 {
+		s.owing = append(s.owing, one)
+	} else {
+		s.idle = append(s.idle, one)
+	}
 	s.mu.Unlock()
 	s.free <- struct{}{}
 }
@@ -217,9 +227,9 @@ func (s *server) release(one *slot) {
 // send sends the latest request of the slot to Redis; sent again, it is the same request.
 func (s *server) send(ctx context.Context, one *slot, r *rules, operation string, args ...int64) (answer, error) {
 	epoch, count := s.known(r.quota.Window)
-	answered := one.answered
-	if time.Since(one.since) >= r.quota.Window {
-		answered = 0
+	answered := int64(0)
+	if epoch == one.epoch && time.Since(one.since) < r.quota.Window {
+		answered = one.answered
 	}
 	request := make([]byte, 0, 8*max(7+len(args), 11))
 	request = pack(request, one.sent, one.loose, answered, epoch, count, s.open, r.digest)
@@ -232,7 +242,7 @@ func (s *server) send(ctx context.Context, one *slot, r *rules, operation string
 	a, err := parse(operation, got)
 	lost := errors.Is(err, ErrLost)
 	if err == nil || lost { // the script wrote it down
-		one.answered, one.since = one.sent, time.Now()
+		one.answered, one.epoch, one.since = one.sent, a.epoch, time.Now()
 	}
 	s.note(a, lost)
 	return a, err

@@ -43,10 +43,7 @@ const (
 	lastRetry  = time.Second
 )
 
-var (
-	errPending = errors.New("redisshare: too many corrections are pending")
-	errLate    = errors.New("redisshare: the charge has left the window")
-)
+var errPending = errors.New("redisshare: too many corrections are pending")
 
 // A mailbox sends corrections, in their order, beside the calls. Its goroutine runs only while there are any.
 type mailbox struct {

@@ -198,6 +198,11 @@ local function finish(reason, at, wait, c, e)
 		w[DEMAND + 1], w[DEMAND + 2], w[DEMAND + 3], w[OTHERS], recent[1], recent[2], recent[3])
 end
 
+local function lost()
+	finish(0, now, 0, 0, 0)
+	return pack(ANSWER, LOST, w[EPOCH] + window - now, 0, 0, w[EPOCH], w[COUNT])
+end
+
 local function plus(a, b) return a > MAX - b and MAX or a + b end
 
 local function charged() return plus(plus(w[SUM + 1], w[SUM + 2]), w[SUM + 3]) end
@@ -509,10 +514,9 @@ if now >= w[CHANGES] then
 	end
 end
 
--- That there was no decision is none to repeat.
-if answered and answered[1] == seq and (class and answered[2] > 0 or operation == 'correct') then
-	return finish(unpack(answered, 2, 6))
-end
+-- A duplicate. That there was no decision is none to repeat.
+local again = answered and answered[1] == seq
+if again and class and answered[2] > 0 then return finish(unpack(answered, 2, 6)) end
 
 -- settle replaces a charge that still counts.
 local function settle(c, at, from, to)
@@ -532,15 +536,14 @@ if w[LOSS] == 1 then
 	if now >= w[EPOCH] + window then
 		w[LOSS] = 0
 	elseif open == 0 and operation ~= 'correct' then
-		finish(0, now, 0, 0, 0)
-		return pack(ANSWER, LOST, w[EPOCH] + window - now, 0, 0, w[EPOCH], w[COUNT])
+		return lost()
 	end
 end
 
 if operation == 'correct' then
 	local SETTLE, ADD, OBSERVE, THROTTLED = 0, 1, 2, 3
-	w[COUNT] = w[COUNT] + 1
-	for i = 7 * 8 + 1, #ARGV[2] - 39, 5 * 8 do
+	if not again then w[COUNT] = w[COUNT] + 1 end
+	for i = 7 * 8 + 1, again and 0 or #ARGV[2] - 39, 5 * 8 do
 		local kind, c, at, from, to = unpackAt(CORRECTION, ARGV[2], i)
 		if kind == SETTLE then
 			settle(c + 1, at, from, to)
@@ -572,6 +575,7 @@ if operation == 'correct' then
 			end
 		end
 	end
+	if w[LOSS] == 1 and open == 0 then return lost() end -- they are done, but there is no usage to tell
 	return finish(0, now, 0, 0, 0)
 end
 
