@@ -555,6 +555,39 @@ func TestAnOutageTakesWhatRedisToldLast(t *testing.T) {
 	require.EqualValues(t, 1, w.Stats().Outages)
 }
 
+// TestManyOutagesInAWindow: all together the local Window admits its part once, and Redis charges it once.
+func TestManyOutagesInAWindow(t *testing.T) {
+	p := newProxy(t, newNode(t).addr)
+	w := newShared(t, p.client(-1), wholeQuota(1000), Local(0.5))
+	held, letGo := p.hold()
+	p.set(func(args []string) any {
+		switch {
+		case isScript(args, "acquire"):
+			return away
+		case isScript(args, "correct"):
+			return held
+		}
+		return nil
+	})
+	admitted := int64(0)
+	for range 5 {
+		for range 3 { // 300 in the first outage, 200 in the second
+			_, d, err := w.TryAcquire(context.Background(), interactive, 100)
+			require.NoError(t, err)
+			if d.Admitted {
+				admitted += 100
+			}
+		}
+		comesBack(t, w)
+	}
+	require.EqualValues(t, 5, w.Stats().Outages)
+	require.EqualValues(t, 500, admitted)
+	p.set(nil)
+	letGo()
+	delivered(t, w)
+	require.Equal(t, quotashare.ClassTokens{interactive: 500}, used(t, w))
+}
+
 // TestALossTakesWhatRedisToldLast: also where a correction was the first to see an empty Redis.
 func TestALossTakesWhatRedisToldLast(t *testing.T) {
 	for _, settles := range []bool{false, true} {
