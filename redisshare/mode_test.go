@@ -549,6 +549,39 @@ func TestAnOutageTakesWhatRedisToldLast(t *testing.T) {
 	require.EqualValues(t, 1, w.Stats().Shared.Outages)
 }
 
+// TestManyOutagesInAWindow: all together the local Window admits its part once, and Redis charges it once.
+func TestManyOutagesInAWindow(t *testing.T) {
+	p := newProxy(t, newNode(t).addr)
+	w := newShared(t, p.client(-1), wholeQuota(1000), Local(0.5))
+	held, letGo := p.hold()
+	p.set(func(args []string) any {
+		switch {
+		case isScript(args, "acquire"):
+			return away
+		case isScript(args, "correct"):
+			return held
+		}
+		return nil
+	})
+	admitted := int64(0)
+	for range 5 {
+		for range 3 { // 300 in the first outage, 200 in the second
+			_, d, err := w.TryAcquire(context.Background(), interactive, 100)
+			require.NoError(t, err)
+			if d.Admitted {
+				admitted += 100
+			}
+		}
+		comesBack(t, w)
+	}
+	require.EqualValues(t, 5, w.Stats().Outages)
+	require.EqualValues(t, 500, admitted)
+	p.set(nil)
+	letGo()
+	delivered(t, w)
+	require.Equal(t, quotashare.ClassTokens{interactive: 500}, used(t, w))
+}
+
 // TestALossTakesWhatRedisToldLast: also where a correction was the first to see an empty Redis.
 func TestALossTakesWhatRedisToldLast(t *testing.T) {
 	for _, settles := range []bool{false, true} {
@@ -607,31 +640,67 @@ func TestALossLastsAWindow(t *testing.T) {
 	require.Equal(t, quotashare.ClassTokens{batchClass: 1000}, used(t, w))
 }
 
-// TestALossIsKnownToNewcomers: a replica that has seen nothing before is told, too, until the window is over.
-func TestALossIsKnownToNewcomers(t *testing.T) {
-	ctx := context.Background()
-	client := newNode(t).client()
-	d := duel{t: t, client: client, now: time.UnixMicro(1_800_000_000_000_000)}
+// newcomers returns a client of a Redis with a fake clock, and what makes replicas that have seen nothing before.
+func newcomers(t *testing.T) (*duel, func() *Window) {
+	d := &duel{t: t, client: newNode(t).client(), now: time.UnixMicro(1_800_000_000_000_000)}
 	d.setClock()
-	newcomer := func() *Window {
-		w := newShared(t, client, wholeQuota(1000), Closed, WithTimeout(time.Second))
+	return d, func() *Window {
+		w := newShared(t, d.client, wholeQuota(1000), Closed, WithTimeout(time.Second))
 		useClock(t, w)
 		return w
 	}
-	w := newcomer()
-	admit(t, w, interactive, 1000)
-	require.NoError(t, client.Del(ctx, w.server.key).Err())
+}
+
+// requireLostForAWindow requires that nobody is admitted for a window from now, and then as if nothing was charged.
+func requireLostForAWindow(d *duel, newcomer func() *Window, replicas ...*Window) {
+	d.t.Helper()
 	for _, step := range []time.Duration{0, time.Minute / 2, time.Minute/2 - time.Microsecond} {
 		d.now = d.now.Add(step)
 		d.setClock()
-		_, _, err := w.TryAcquire(ctx, interactive, 1)
-		require.ErrorIs(t, err, ErrLost)
-		_, _, err = newcomer().TryAcquire(ctx, interactive, 1)
-		require.ErrorIs(t, err, ErrLost)
+		for _, w := range append(replicas, newcomer()) {
+			_, _, err := w.TryAcquire(context.Background(), interactive, 1)
+			require.ErrorIs(d.t, err, ErrLost)
+		}
 	}
 	d.now = d.now.Add(time.Microsecond)
 	d.setClock()
-	admit(t, newcomer(), interactive, 1000)
+	admit(d.t, newcomer(), interactive, 1000)
+}
+
+// TestALossIsKnownToNewcomers: a replica that has seen nothing before is told, too, until the window is over.
+func TestALossIsKnownToNewcomers(t *testing.T) {
+	d, newcomer := newcomers(t)
+	w := newcomer()
+	admit(t, w, interactive, 1000)
+	require.NoError(t, d.client.Del(context.Background(), w.server.key).Err())
+	requireLostForAWindow(d, newcomer, w)
+}
+
+// TestANewcomerIsTheFirstAfterALoss: it cannot know, and is admitted; the next who knows ends that.
+func TestANewcomerIsTheFirstAfterALoss(t *testing.T) {
+	d, newcomer := newcomers(t)
+	w := newcomer()
+	admit(t, w, interactive, 1000)
+	require.NoError(t, d.client.Del(context.Background(), w.server.key).Err())
+	d.now = d.now.Add(time.Microsecond)
+	d.setClock()
+	first := newcomer()
+	admit(t, first, interactive, 1)
+	requireLostForAWindow(d, newcomer, w, first)
+}
+
+// TestARollbackIsALoss: Redis has again what it had before.
+func TestARollbackIsALoss(t *testing.T) {
+	ctx := context.Background()
+	d, newcomer := newcomers(t)
+	w := newcomer()
+	admit(t, w, interactive, 300)
+	before, err := d.client.HGetAll(ctx, w.server.key).Result()
+	require.NoError(t, err)
+	admit(t, w, interactive, 300)
+	require.NoError(t, d.client.Del(ctx, w.server.key).Err())
+	require.NoError(t, d.client.HSet(ctx, w.server.key, before).Err())
+	requireLostForAWindow(d, newcomer, w)
 }
 
 // TestTooLargeForLocalMayFitLater: Redis could admit the call, so the refusal is not for ever.
@@ -727,6 +796,28 @@ func TestWaitersOfAnOutageBeginning(t *testing.T) {
 	}
 	admit(t, w, batchClass, 10)
 	require.EqualValues(t, waiters+2, w.Stats().Shared.Alone)
+}
+
+// TestWaitersOfALocalWindowAskRedis as soon as it is back, and not only when the local Window may have room.
+func TestWaitersOfALocalWindowAskRedis(t *testing.T) {
+	p := newProxy(t, newNode(t).addr)
+	p.set(scripts(away))
+	w := newShared(t, p.client(-1), wholeQuota(1000), Local(0.5))
+	admit(t, w, interactive, 500) // for a minute
+	ended := make(chan error)
+	go func() {
+		_, err := w.Acquire(context.Background(), batchClass, 100)
+		ended <- err
+	}()
+	require.Eventually(t, func() bool { return w.Stats().Classes[batchClass].Waiting == 1 }, 5*time.Second, time.Millisecond)
+	p.set(nil)
+	comesBack(t, w)
+	select {
+	case err := <-ended:
+		require.NoError(t, err)
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "still waiting")
+	}
 }
 
 // TestBehindWaitersInAnOutage: those who ask behind waiters find out, too, that Redis is away, and cost no more.

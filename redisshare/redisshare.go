@@ -35,7 +35,8 @@ type Window struct {
 	breaker breaker
 	mailbox mailbox
 	rules   atomic.Pointer[rules]
-	local   atomic.Pointer[quotashare.Window] // of Local, since the latest outage began
+	local   atomic.Pointer[quotashare.Window]   // of Local; a new one for each outage, but while it holds something
+	alone   [quotashare.NumClasses]atomic.Int64 // tokens that it admitted, and that are to be charged in Redis
 
 	queues [quotashare.NumClasses]queue
 	stats  counters
@@ -323,6 +324,7 @@ func (w *Window) without(class quotashare.Class, tokens int64, cause error, wait
 		if !v.decision.Permanent() { // what is too large here is not too large for Redis
 			w.stats.alone()
 			if v.decision.Admitted {
+				w.alone[class].Add(tokens)
 				v.settler = g
 			}
 			v.usage = w.local.Load().Usage()
@@ -518,9 +520,16 @@ func (w *Window) beginAlone(r *rules) {
 	if w.mode.kind != local {
 		return
 	}
-	if part, err := w.mode.localQuota(r.quota); err == nil { // it was good when it was set
-		_ = w.newLocal(part, w.mode.of(w.server.used(r.quota.Window)))
+	part, err := w.mode.localQuota(r.quota)
+	if err != nil { // it was good when it was set
+		return
 	}
+	taken := w.mode.of(w.server.used(r.quota.Window))
+	if now := w.local.Load(); now.Usage().Used != (quotashare.ClassTokens{}) { // there was an outage a moment ago
+		now.Observe(max(part.Tokens-taken, 0), 0)
+		return
+	}
+	_ = w.newLocal(part, taken)
 }
 
 // probe looks whether Redis is back.
@@ -532,7 +541,7 @@ func (w *Window) probe() {
 	}
 	if w.mode.kind == local {
 		for class, used := range w.local.Load().Usage().Used {
-			if used > 0 {
+			if used = min(used, w.alone[class].Swap(0)); used > 0 {
 				w.mailbox.put(Correction{Op: "charge", Class: quotashare.Class(class), Actual: used})
 			}
 		}
