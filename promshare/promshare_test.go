@@ -1,0 +1,6 @@
+package promshare
+
+const (
+	ownSeries    = 89
+	sharedSeries = 101
+)
