@@ -25,7 +25,7 @@ func BenchmarkCollect100Windows(b *testing.B) {
 		for range metrics {
 			n++
 		}
-		require.Equal(b, 100*ownSeries, n)
+		require.Equal(b, 100*ownMetrics, n)
 	}
 }
 

@@ -9,8 +9,8 @@
 //
 // Tokens are tokens of the quota: a window that meters requests tells requests. Counters count since the window was
 // made. Each metric has the label window, the name that the owner gave, and beside it only labels whose values this
-// package knows beforehand: class (interactive, background, batch), reason, result and mode. So a window has 89 series,
-// a shared one 101, whatever its calls are, and all are there from the start.
+// package knows beforehand: class (interactive, background, batch), reason, result and mode. So a window has 116 series,
+// a shared one 128, whatever its calls are, and all are there from the start.
 //
 //	quotashare_quota_tokens                    gauge      what the quota allows in one window
 //	quotashare_others_tokens                   gauge      what others hold on the same account
@@ -122,7 +122,7 @@ func (c *Collector) Add(name string, window Window) error {
 	if found {
 		return fmt.Errorf("promshare: there is a window %q already: want another name, or Remove it first", name)
 	}
-	c.windows = slices.Insert(slices.Clone(c.windows), i, watch(name, window))
+	c.windows = slices.Insert(slices.Clone(c.windows), i, &watched{name: name, label: pair("window", name), window: window})
 	return nil
 }
 
@@ -142,16 +142,22 @@ func (c *Collector) find(name string) (int, bool) {
 	return slices.BinarySearchFunc(c.windows, name, func(w *watched, name string) int { return strings.Compare(w.name, name) })
 }
 
-// isNil reports whether a window is nil, or a nil pointer, whose Stats would bring down the process at the first scrape.
+// isNil reports whether a window is nil, or a nil pointer or function, whose Stats would bring down the process at the
+// first scrape.
 func isNil(window Window) bool {
-	v := reflect.ValueOf(window)
-	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
+	switch v := reflect.ValueOf(window); v.Kind() {
+	case reflect.Invalid:
+		return true
+	case reflect.Pointer, reflect.Func:
+		return v.IsNil()
+	}
+	return false
 }
 
 // Describe sends the descriptions of all metrics, those of shared windows too. They are the same for every Collector.
 func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, f := range families {
-		to <- f.desc
+		to <- f[0].desc
 	}
 }
 
@@ -161,79 +167,34 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	windows := c.windows
 	c.mu.Unlock()
 	for _, w := range windows {
-		s := w.snapshot()
-		series := w.series
+		s, told := w.snapshot(), templates
 		if s.Shared == nil {
-			series = series[:w.own]
+			told = templates[:ownTemplates]
 		}
-		metrics := make([]metric, len(series))
-		for i := range series {
-			metrics[i] = metric{&series[i], s}
+		metrics := make([]metric, len(told))
+		for i, t := range told {
+			metrics[i] = metric{t, s}
 			to <- &metrics[i]
 		}
 	}
 }
 
-// watched is a window with its series.
+// watched is a window with its label.
 type watched struct {
 	name   string
+	label  *dto.LabelPair
 	window Window
-	series []series
-	own    int // so many of these are of every window, the rest of shared ones
 
 	mu   sync.Mutex
 	last [quotashare.NumClasses]heldUp // as it was told
 }
 
-func watch(name string, window Window) *watched {
-	w := &watched{name: name, window: window}
-	for _, shared := range []bool{false, true} {
-		for _, f := range families {
-			for _, l := range f.lines {
-				if l.shared == shared {
-					w.add(f, l)
-				}
-			}
-		}
-		if !shared {
-			w.own = len(w.series)
-		}
-	}
-	return w
-}
-
-// add makes the series of a line, for each class if the metric has one. Labels stand in the order of their names.
-func (w *watched) add(f *family, l line) {
-	for class := range quotashare.Class(quotashare.NumClasses) {
-		var labels []*dto.LabelPair
-		if f.class {
-			labels = append(labels, pair("class", class.String()))
-		}
-		if l.value != "" {
-			labels = append(labels, pair(f.label, l.value))
-		}
-		labels = append(labels, pair("window", w.name))
-		w.series = append(w.series, series{f.desc, slices.Clip(labels), class, l.write})
-		if !f.class {
-			break
-		}
-	}
-}
-
 func pair(name, value string) *dto.LabelPair { return &dto.LabelPair{Name: &name, Value: &value} }
-
-// A series is what does not change from one scrape to the next.
-type series struct {
-	desc   *prometheus.Desc
-	labels []*dto.LabelPair // must not be written: every scrape has them
-	class  quotashare.Class
-	write  write
-}
 
 // A metric is one series in one scrape.
 type metric struct {
-	*series
-	snapshot *snapshot
+	*template
+	of *snapshot
 }
 
 // Desc implements prometheus.Metric.
@@ -241,13 +202,14 @@ func (m *metric) Desc() *prometheus.Desc { return m.desc }
 
 // Write implements prometheus.Metric.
 func (m *metric) Write(out *dto.Metric) error {
-	out.Label = m.labels
-	m.write(m.snapshot, m.class, out)
+	out.Label = append(slices.Clone(m.labels), m.of.label)
+	m.write(m.of, m.class, out)
 	return nil
 }
 
 // A snapshot is what a window told in one scrape.
 type snapshot struct {
+	label *dto.LabelPair
 	quotashare.Stats
 	held [quotashare.NumClasses]heldUp
 }
@@ -261,7 +223,7 @@ type heldUp struct {
 func (w *watched) snapshot() *snapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := &snapshot{Stats: w.window.Stats()}
+	s := &snapshot{label: w.label, Stats: w.window.Stats()}
 	for class := range s.Classes {
 		held := heldUpOf(&s.Classes[class])
 		// The sum is right but for rounding. Were it told to fall by that, Prometheus would take it for one that began
@@ -292,49 +254,83 @@ func heldUpOf(c *quotashare.ClassStats) (held heldUp) {
 	return held
 }
 
-// A family is a metric of one name.
-type family struct {
-	desc  *prometheus.Desc
-	class bool   // whether it has a series for each class
-	label string // beside class and window; empty for none
-	lines []line
-}
-
-// A line is the series of one value of the label.
-type line struct {
-	value  string
-	shared bool // for shared windows alone
-	write  write
-}
-
 // A write fills in the value of a metric.
 type write func(*snapshot, quotashare.Class, *dto.Metric)
 
-func newFamily(name, help string, class bool, label string, lines ...line) *family {
+// A template is what a series of all windows has in common.
+type template struct {
+	desc   *prometheus.Desc
+	labels []*dto.LabelPair // but for window, which comes last in the order of the names
+	class  quotashare.Class // if the metric has one
+	shared bool             // for shared windows alone
+	write  write
+}
+
+// A family is what has one name.
+type family []template
+
+// A line is the template for one value of a label; for each class, if the metric has classes.
+type line struct {
+	value  string
+	shared bool
+	write  write
+}
+
+// newFamily returns the family with the label window, and those of class and label if there are.
+func newFamily(name, help string, classes int, label string, lines ...line) (f family) {
 	var labels []string
-	if class {
+	if classes > 0 {
 		labels = append(labels, "class")
 	}
 	if label != "" {
 		labels = append(labels, label)
 	}
 	desc := prometheus.NewDesc("quotashare_"+name, help, append(labels, "window"), nil)
-	return &family{desc, class, label, lines}
+	for class := range quotashare.Class(max(classes, 1)) {
+		for _, l := range lines {
+			t := template{desc: desc, class: class, shared: l.shared, write: l.write}
+			if classes > 0 {
+				t.labels = append(t.labels, pair("class", class.String()))
+			}
+			if l.value != "" {
+				t.labels = append(t.labels, pair(label, l.value))
+			}
+			f = append(f, t)
+		}
+	}
+	return f
 }
 
-func ofWindow(name, help string, write write) *family {
-	return newFamily(name, help, false, "", line{write: write})
+func ofWindow(name, help string, write write) family {
+	return newFamily(name, help, 0, "", line{write: write})
 }
 
-func ofClass(name, help string, write write) *family {
-	return newFamily(name, help, true, "", line{write: write})
+func ofClass(name, help string, write write) family {
+	return newFamily(name, help, quotashare.NumClasses, "", line{write: write})
 }
 
-func ofShared(name, help string, write write) *family {
-	return newFamily(name, help, false, "", line{shared: true, write: write})
+func ofShared(name, help string, write write) family {
+	return newFamily(name, help, 0, "", line{shared: true, write: write})
 }
 
-var families = []*family{
+// The templates, those for shared windows last.
+var templates, ownTemplates = func() (all []*template, own int) {
+	for _, shared := range []bool{false, true} {
+		for _, f := range families {
+			for i := range f {
+				if f[i].shared == shared {
+					all = append(all, &f[i])
+				}
+			}
+		}
+		if !shared {
+			own = len(all)
+		}
+	}
+	return all, own
+}()
+
+var families = []family{
 	ofWindow("quota_tokens", "Tokens that the quota allows in one window.",
 		gauge(func(s *quotashare.Stats) int64 { return s.Quota })),
 	ofWindow("others_tokens", "Tokens in the window that others hold on the same account.",
@@ -350,7 +346,7 @@ var families = []*family{
 	ofClass("waiters", "Calls that wait to be admitted.",
 		classGauge(func(c *quotashare.ClassStats) int { return c.Waiting })),
 
-	newFamily("decisions_total", "Calls decided: admitted as own_share or borrowed, otherwise refused.", true, "reason",
+	newFamily("decisions_total", "Calls decided: admitted as own_share or borrowed, otherwise refused.", quotashare.NumClasses, "reason",
 		line{quotashare.ReasonOwnShare.String(), false,
 			classCounter(func(c *quotashare.ClassStats) uint64 { return c.Admitted - min(c.Borrowed, c.Admitted) })},
 		line{quotashare.ReasonBorrowed.String(), false,
@@ -363,14 +359,14 @@ var families = []*family{
 		refused(quotashare.ReasonTooLarge),
 		refused(quotashare.ReasonInvalid),
 		refused(quotashare.ReasonNone)),
-	newFamily("waits_begun_total", "Calls that had to wait, by the reason why they did not fit at once.", true, "reason",
+	newFamily("waits_begun_total", "Calls that had to wait, by the reason why they did not fit at once.", quotashare.NumClasses, "reason",
 		began(quotashare.ReasonQuotaFull),
 		began(quotashare.ReasonReserved),
 		began(quotashare.ReasonCapped),
 		began(quotashare.ReasonPaced),
 		began(quotashare.ReasonQueued),
 		began(quotashare.ReasonNone)),
-	newFamily("waits_total", "Waits that have ended.", true, "result",
+	newFamily("waits_total", "Waits that have ended.", quotashare.NumClasses, "result",
 		line{"admitted", false, classCounter(func(c *quotashare.ClassStats) uint64 { return c.WaitsAdmitted })},
 		line{"cancelled", false, classCounter(func(c *quotashare.ClassStats) uint64 { return c.WaitsCancelled })},
 		line{"expired", false, classCounter(func(c *quotashare.ClassStats) uint64 { return c.WaitsExpired })},
@@ -387,7 +383,7 @@ var families = []*family{
 	ofClass("cancelled_tokens_total", "Tokens at which calls were estimated that were cancelled, never having been sent.",
 		classCounter(func(c *quotashare.ClassStats) int64 { return c.CancelledTokens })),
 
-	newFamily("shared_away", "1 while this replica decides by its mode and not with the others, 0 otherwise.", false, "mode",
+	newFamily("shared_away", "1 while this replica decides by its mode and not with the others, 0 otherwise.", 0, "mode",
 		line{"", true, away}),
 	ofShared("shared_outages_total", "How often this replica began to decide by its mode.",
 		counter(func(s *quotashare.Stats) uint64 { return s.Shared.Outages })),
