@@ -25,27 +25,32 @@ func Example() {
 	if err != nil {
 		panic(err) // it names the window that is wrong
 	}
-	prometheus.MustRegister(collector)
-	http.Handle("/metrics", promhttp.Handler())
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collector)
+	handler := promhttp.HandlerFor(registry, promhttp.HandlerOpts{}) // serve it as /metrics
 
-	// The calls are guarded as ever.
+	// The calls are guarded as ever:
 	grant, _ := window.TryAcquire(quotashare.Interactive, 1_200)
 	grant.Settle(850)
-	window.TryAcquire(quotashare.Batch, 500_000)
+	window.TryAcquire(quotashare.Batch, 300_000) // lent by the others
+	window.TryAcquire(quotashare.Batch, 300_000) // more than they lend
 
 	// What Prometheus is answered, in part:
 	answer := httptest.NewRecorder()
-	http.DefaultServeMux.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	for line := range strings.Lines(answer.Body.String()) {
 		if strings.HasPrefix(line, "quotashare_decisions_total") && !strings.HasSuffix(line, " 0\n") ||
-			strings.HasPrefix(line, `quotashare_used_tokens{class="interactive"`) {
+			strings.HasPrefix(line, "quotashare_borrowed_tokens") {
 			fmt.Print(line)
 		}
 	}
 	// Output:
+	// quotashare_borrowed_tokens{class="background",window="gpt-5"} 0
+	// quotashare_borrowed_tokens{class="batch",window="gpt-5"} 100000
+	// quotashare_borrowed_tokens{class="interactive",window="gpt-5"} 0
+	// quotashare_decisions_total{class="batch",reason="borrowed",window="gpt-5"} 1
 	// quotashare_decisions_total{class="batch",reason="reserved",window="gpt-5"} 1
 	// quotashare_decisions_total{class="interactive",reason="own_share",window="gpt-5"} 1
-	// quotashare_used_tokens{class="interactive",window="gpt-5"} 850
 }
 
 // A service that learns its models as it runs adds their windows then.
