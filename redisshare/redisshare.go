@@ -259,7 +259,7 @@ func (w *Window) try(ctx context.Context, class quotashare.Class, tokens int64, 
 		v.decision.RetryAfter, v.usage = w.behind(ctx, r, class, all, within)
 		return v, nil
 	case queued:
-		v.decision.Reason = quotashare.ReasonQueued
+		v.decision.Reason, v.usage = quotashare.ReasonQueued, w.server.latest()
 		return v, nil
 	}
 	asked := tokens
@@ -339,11 +339,11 @@ func (w *Window) behind(ctx context.Context, r *rules, class quotashare.Class, a
 	}
 	wait := quotashare.Backoff(class, r.quota.Window)
 	if cause, _ := w.away(); cause != nil {
-		return wait, quotashare.Usage{}
+		return wait, w.server.latest()
 	}
 	a, err := w.ask(ctx, r, "behind", int64(class), all-windows*largest, boolean(windows > 0), within)
 	if err != nil {
-		return wait, quotashare.Usage{}
+		return wait, w.server.latest()
 	}
 	if windows > int64((1<<62)/r.quota.Window) {
 		windows = int64((1 << 62) / r.quota.Window)
