@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/quotashare/quotashare"
@@ -35,4 +36,29 @@ func TestFillOfWhatIsQueued(t *testing.T) {
 	batch := w.Stats().Classes[quotashare.Batch]
 	require.EqualValues(t, 1, batch.Waits[quotashare.ReasonQueued])
 	require.InDelta(t, 0.9, batch.FillAtRefusal, 1e-12)
+}
+
+// While the local Window decides, it is the local Window that is full, and the local share that has room or not.
+func TestFillOfTheLocalWindow(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ContextTimeoutEnabled: true, MaxRetries: -1}) // nobody listens
+	defer client.Close()
+	quota := quotashare.Quota{
+		Tokens: 1000, Shares: quotashare.Fractions{quotashare.Interactive: 0.5, quotashare.Batch: 0.5}, Floors: quotashare.NoFloors, Pace: 1,
+	}
+	w, err := New(client, "fill", quota, Local(0.1))
+	require.NoError(t, err)
+	closeAfter(t, w)
+	try := func(class quotashare.Class, tokens int64) quotashare.Reason {
+		_, d, err := w.TryAcquire(t.Context(), class, tokens)
+		require.NoError(t, err)
+		return d.Reason
+	}
+	require.Equal(t, quotashare.ReasonBorrowed, try(quotashare.Batch, 80))
+	require.Equal(t, quotashare.ReasonQuotaFull, try(quotashare.Batch, 30))       // above the share
+	require.Equal(t, quotashare.ReasonQuotaFull, try(quotashare.Interactive, 30)) // within it
+	stats := w.Stats()
+	require.InDelta(t, 0.8, stats.Classes[quotashare.Batch].FillAtRefusal, 1e-12)
+	require.InDelta(t, 0.8, stats.Classes[quotashare.Interactive].FillAtRefusal, 1e-12)
+	require.Zero(t, stats.Classes[quotashare.Batch].HeldUpWithinShare)
+	require.EqualValues(t, 1, stats.Classes[quotashare.Interactive].HeldUpWithinShare)
 }

@@ -228,6 +228,7 @@ func (w *Window) TryAcquire(ctx context.Context, class quotashare.Class, estToke
 type verdict struct {
 	decision quotashare.Decision
 	usage    quotashare.Usage
+	local    *quotashare.Window // whose usage it is; nil for the shared one's
 	settler  quotashare.Settler // nil if nothing was charged
 }
 
@@ -313,13 +314,14 @@ func (w *Window) without(class quotashare.Class, tokens int64, cause error, wait
 		return v, nil
 	case local:
 		g := &localCharge{w: w, class: class, tokens: tokens}
-		g.grant, v.decision = w.local.Load().TryAcquire(class, tokens)
+		v.local = w.local.Load()
+		g.grant, v.decision = v.local.TryAcquire(class, tokens)
 		if !v.decision.Permanent() { // what is too large here is not too large for Redis
 			w.stats.alone()
 			if v.decision.Admitted {
 				v.settler = g
 			}
-			v.usage = w.local.Load().Usage()
+			v.usage = v.local.Usage()
 			return v, nil
 		}
 	}

@@ -110,15 +110,17 @@ func (c *counters) holdUpLocked(class quotashare.Class, tokens int64, v verdict,
 	}
 	n := &c.n[class]
 	n.calls++
-	switch v.decision.Reason {
-	case quotashare.ReasonNone: // nobody knows how full it was
-	case quotashare.ReasonQueued:
-		n.fill += float64(total(&v.usage)) / float64(r.quota.Tokens)
-	default:
-		n.fill += float64(total(&v.usage)) / float64(r.quota.Tokens)
-		if tokens <= r.limits[class].Share-v.usage.Used[class] {
-			c.s.Classes[class].HeldUpWithinShare++
-		}
+	if v.decision.Reason == quotashare.ReasonNone { // nobody knows how full it was
+		return
+	}
+	quota, share := r.quota.Tokens, r.limits[class].Share
+	if v.local != nil {
+		q := v.local.Quota()
+		quota, share = q.Tokens, q.Limits(class).Share
+	}
+	n.fill += float64(total(&v.usage)) / float64(quota)
+	if v.decision.Reason != quotashare.ReasonQueued && tokens <= share-v.usage.Used[class] {
+		c.s.Classes[class].HeldUpWithinShare++
 	}
 }
 
