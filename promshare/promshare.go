@@ -1,56 +1,56 @@
 // Package promshare shows Prometheus what quotashare windows decide: who uses how much of which quota, who is refused
 // and why, how long calls wait, and how full a window was when it refused.
 //
-// Make one [Collector] of all windows of the process, and register it. All that it tells comes from each window's Stats,
-// which is asked once for each scrape: nothing is done between scrapes, and the calls that the windows decide pay
-// nothing for it.
+// Make one [Collector] of all windows of the process, and register it. All that it tells comes from each window's
+// Stats, which is asked once for each scrape: nothing is done between scrapes, and the calls that the windows decide
+// pay nothing for it.
 //
 // # Metrics
 //
 // Tokens are tokens of the quota: a window that meters requests tells requests. Counters count since the window was
-// made. Each metric has the label window, the name that the owner gave, and beside it only labels whose values this
-// package knows beforehand: class (interactive, background, batch), reason, result and mode. So a window has 116 series,
-// a shared one 128, whatever its calls are, and all are there from the start.
+// made. Each metric has the label window, the name that the owner gave, and where it says so class (interactive,
+// background, batch) and reason, result or mode. Nothing out of a request is a label: a window has 116 series, a shared
+// one 128, whatever is asked of it, and all are there from the start.
 //
-//	quotashare_quota_tokens                    gauge      what the quota allows in one window
-//	quotashare_others_tokens                   gauge      what others hold on the same account
-//	quotashare_used_tokens                     gauge      {class} in the window
-//	quotashare_share_tokens                    gauge      {class} what it may always claim
-//	quotashare_held_tokens                     gauge      {class} kept for it, used ones included
-//	quotashare_borrowed_tokens                 gauge      {class} used above the share
-//	quotashare_waiters                         gauge      {class} calls that wait in Acquire
-//	quotashare_decisions_total                 counter    {class,reason} calls admitted and refused
-//	quotashare_waits_begun_total               counter    {class,reason} calls that had to wait in Acquire
-//	quotashare_waits_total                     counter    {class,result} waits that have ended
-//	quotashare_wait_seconds                    histogram  {class} how long these were
-//	quotashare_held_up_within_share_total      counter    {class} refusals and waits while the share had room
-//	quotashare_fill_at_refusal_ratio           summary    {class} how full the window was at refusals and waits
-//	quotashare_estimated_tokens_total          counter    {class} of the calls admitted
-//	quotashare_settled_tokens_total            counter    {class} that calls really used
-//	quotashare_cancelled_tokens_total          counter    {class} estimates of calls that were never sent
+//	quotashare_quota_tokens                      gauge      what the quota allows in one window
+//	quotashare_others_tokens                     gauge      what others hold on the same account
+//	quotashare_used_tokens                       gauge      {class} in the window
+//	quotashare_share_tokens                      gauge      {class} what it may always claim
+//	quotashare_held_tokens                       gauge      {class} kept for it, used ones included
+//	quotashare_borrowed_tokens                   gauge      {class} used above the share
+//	quotashare_waiters                           gauge      {class} calls that wait in Acquire
+//	quotashare_decisions_total                   counter    {class,reason} calls admitted and refused
+//	quotashare_waits_begun_total                 counter    {class,reason} calls that had to wait in Acquire
+//	quotashare_waits_total                       counter    {class,result} waits that have ended
+//	quotashare_wait_seconds                      histogram  {class} how long these were
+//	quotashare_held_up_within_share_total        counter    {class} refusals and waits while the share had room
+//	quotashare_fill_at_refusal_ratio             summary    {class} how full the window was at refusals and waits
+//	quotashare_estimated_tokens_total            counter    {class} of the calls admitted
+//	quotashare_settled_tokens_total              counter    {class} that calls really used
+//	quotashare_cancelled_tokens_total            counter    {class} estimates of calls that were never sent
 //
-// A window that replicas share (package redisshare) has these too, each for one replica:
+// A window that replicas share (package redisshare) has these too, each of one replica:
 //
-//	quotashare_shared_away                     gauge      {mode} 1 while the replica decides alone
-//	quotashare_shared_outages_total            counter    how often that began
-//	quotashare_shared_alone_decisions_total    counter    decisions that it took alone
-//	quotashare_shared_disagreements_total      counter    decisions that found another quota in force
-//	quotashare_shared_pending_corrections      gauge      corrections that are to be sent
-//	quotashare_shared_dropped_corrections_total  counter  corrections that were given up
+//	quotashare_shared_away                       gauge      {mode} 1 while the replica decides by its mode
+//	quotashare_shared_outages_total              counter    how often that began
+//	quotashare_shared_alone_decisions_total      counter    decisions by the mode
+//	quotashare_shared_disagreements_total        counter    decisions that found another quota in force
+//	quotashare_shared_pending_corrections        gauge      corrections that are to be sent
+//	quotashare_shared_dropped_corrections_total  counter    corrections that were given up
 //
-// Its decisions, waits and tokens per second add up over the replicas; its used, held and others tokens do not, for each
-// replica tells those of all.
+// What such a window counts adds up over the replicas. Its used, held and others tokens do not, for each replica tells
+// those of all, as it was told last: one that decides nothing for a while goes on telling what it knew.
 //
 // # What is counted where
 //
 // A call that is decided at once is one decision. The reasons own_share and borrowed are admissions, all others are
 // refusals. A call that has to wait in Acquire begins a wait, with the reason why it did not fit at once. It becomes a
-// decision if it is admitted; otherwise it ends in waits_total alone, as cancelled (by its context), expired (its class
-// waits no longer) or refused (a new quota made it too large). So what a class asked for and did not get is its refused
-// decisions and those three. A shadow window counts what it would have refused as refused.
+// decision only if it is admitted; otherwise it ends in waits_total alone, as cancelled (by its context), expired (its
+// class waits no longer) or refused (a new quota made it too large). So what a class asked for and did not get is its
+// refused decisions and those three. A shadow window counts what it would have refused as refused.
 //
-// The reason none is there for a shared window alone, and counts refusals without a decision. What its mode open admits
-// unasked is counted as own_share.
+// The reason none is there for a shared window alone. It counts calls for which there was no decision, for what the
+// window is shared by was away, or the context ended first. What the mode open admits then is counted as own_share.
 //
 // fill_at_refusal_ratio counts what waiting could help: refusals but for too_large and invalid, and waits that began;
 // and none of those with reason none, of which nobody knows how full the window was. Its rate of the sum over its rate
@@ -122,7 +122,8 @@ func (c *Collector) Add(name string, window Window) error {
 	if found {
 		return fmt.Errorf("promshare: there is a window %q already: want another name, or Remove it first", name)
 	}
-	c.windows = slices.Insert(slices.Clone(c.windows), i, &watched{name: name, label: pair("window", name), window: window})
+	w := &watched{name: name, label: pair("window", name), window: window}
+	c.windows = slices.Insert(slices.Clone(c.windows), i, w)
 	return nil
 }
 
@@ -139,7 +140,9 @@ func (c *Collector) Remove(name string) bool {
 }
 
 func (c *Collector) find(name string) (int, bool) {
-	return slices.BinarySearchFunc(c.windows, name, func(w *watched, name string) int { return strings.Compare(w.name, name) })
+	return slices.BinarySearchFunc(c.windows, name, func(w *watched, name string) int {
+		return strings.Compare(w.name, name)
+	})
 }
 
 // isNil reports whether a window is nil, or a nil pointer or function, whose Stats would bring down the process at the
@@ -202,7 +205,7 @@ func (m *metric) Desc() *prometheus.Desc { return m.desc }
 
 // Write implements prometheus.Metric.
 func (m *metric) Write(out *dto.Metric) error {
-	out.Label = append(slices.Clone(m.labels), m.of.label)
+	out.Label = append(slices.Clip(m.labels), m.of.label)
 	m.write(m.of, m.class, out)
 	return nil
 }
@@ -346,9 +349,10 @@ var families = []family{
 	ofClass("waiters", "Calls that wait to be admitted.",
 		classGauge(func(c *quotashare.ClassStats) int { return c.Waiting })),
 
-	newFamily("decisions_total", "Calls decided: admitted as own_share or borrowed, otherwise refused.", quotashare.NumClasses, "reason",
+	newFamily("decisions_total", "Calls decided: admitted as own_share or borrowed, otherwise refused.",
+		quotashare.NumClasses, "reason",
 		line{quotashare.ReasonOwnShare.String(), false,
-			classCounter(func(c *quotashare.ClassStats) uint64 { return c.Admitted - min(c.Borrowed, c.Admitted) })},
+			classCounter(func(c *quotashare.ClassStats) uint64 { return c.Admitted - c.Borrowed })},
 		line{quotashare.ReasonBorrowed.String(), false,
 			classCounter(func(c *quotashare.ClassStats) uint64 { return c.Borrowed })},
 		refused(quotashare.ReasonQuotaFull),
@@ -359,7 +363,8 @@ var families = []family{
 		refused(quotashare.ReasonTooLarge),
 		refused(quotashare.ReasonInvalid),
 		refused(quotashare.ReasonNone)),
-	newFamily("waits_begun_total", "Calls that had to wait, by the reason why they did not fit at once.", quotashare.NumClasses, "reason",
+	newFamily("waits_begun_total", "Calls that had to wait, by the reason why they did not fit at once.",
+		quotashare.NumClasses, "reason",
 		began(quotashare.ReasonQuotaFull),
 		began(quotashare.ReasonReserved),
 		began(quotashare.ReasonCapped),
@@ -374,8 +379,8 @@ var families = []family{
 	ofClass("wait_seconds", "How long waits were that have ended.", waitSeconds),
 	ofClass("held_up_within_share_total", "Calls refused or made to wait while their class's share had room for them.",
 		classCounter(func(c *quotashare.ClassStats) uint64 { return c.HeldUpWithinShare })),
-	ofClass("fill_at_refusal_ratio", "How full the window was when it refused a call that waiting could help or made one wait.",
-		fillAtRefusal),
+	ofClass("fill_at_refusal_ratio",
+		"How full the window was when it refused a call that waiting could help or made one wait.", fillAtRefusal),
 	ofClass("estimated_tokens_total", "Tokens at which the calls admitted were estimated.",
 		classCounter(func(c *quotashare.ClassStats) int64 { return c.EstimatedTokens })),
 	ofClass("settled_tokens_total", "Tokens that calls really used, as they were settled.",

@@ -493,7 +493,8 @@ func TestMetricsOfACappedClass(t *testing.T) {
 // What a shadow window would have refused counts as refused.
 func TestMetricsOfAShadowWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newBubbleWindow(t, quotashare.Quota{Tokens: 100, Shares: quotashare.Fractions{quotashare.Batch: 1}}, quotashare.WithShadow(nil))
+		quota := quotashare.Quota{Tokens: 100, Shares: quotashare.Fractions{quotashare.Batch: 1}}
+		w := newBubbleWindow(t, quota, quotashare.WithShadow(nil))
 		w.admit(quotashare.Batch, 80)
 		w.admit(quotashare.Batch, 30)
 		told := nonzero(t, newCollector(t, map[string]Window{"w": w}))
@@ -507,7 +508,8 @@ func TestMetricsOfAShadowWindow(t *testing.T) {
 // the window was, so they are no part of the summary, in its sum and in its count.
 func TestMetricsOfASharedWindow(t *testing.T) {
 	stats := quotashare.Stats{Quota: 1000, Shared: &quotashare.SharedStats{
-		Mode: "closed", Away: errors.New("connection refused"), Outages: 2, Alone: 3, Disagreements: 4, Pending: 5, Dropped: 6,
+		Mode: "closed", Away: errors.New("connection refused"),
+		Outages: 2, Alone: 3, Disagreements: 4, Pending: 5, Dropped: 6,
 	}}
 	batch := &stats.Classes[quotashare.Batch]
 	batch.Refused[quotashare.ReasonNone] = 3
@@ -619,7 +621,7 @@ func TestOneSnapshotForEachScrape(t *testing.T) {
 	group.Wait()
 	require.EqualValues(t, scrapers*scrapes, asked.Load())
 
-	metrics := make(chan prometheus.Metric, ownMetrics)
+	metrics := make(chan prometheus.Metric, 1000)
 	c.Collect(metrics)
 	gather(t, registry)
 	var out dto.Metric
@@ -689,7 +691,8 @@ func TestScrapesUnderLoad(t *testing.T) {
 		}
 	}
 	begun := []string{
-		`waits_begun_total{class="%v",reason="quota_full",window="w"}`, `waits_begun_total{class="%v",reason="reserved",window="w"}`,
+		`waits_begun_total{class="%v",reason="quota_full",window="w"}`,
+		`waits_begun_total{class="%v",reason="reserved",window="w"}`,
 		`waits_begun_total{class="%v",reason="capped",window="w"}`, `waits_begun_total{class="%v",reason="paced",window="w"}`,
 		`waits_begun_total{class="%v",reason="queued",window="w"}`,
 	}
@@ -703,8 +706,10 @@ func TestScrapesUnderLoad(t *testing.T) {
 	}
 	busy := func() bool {
 		for _, series := range []string{
-			`waits_total{class="background",result="admitted",window="w"}`, `waits_total{class="batch",result="cancelled",window="w"}`,
-			`waits_total{class="batch",result="expired",window="w"}`, `cancelled_tokens_total{class="interactive",window="w"}`,
+			`waits_total{class="background",result="admitted",window="w"}`,
+			`waits_total{class="batch",result="cancelled",window="w"}`,
+			`waits_total{class="batch",result="expired",window="w"}`,
+			`cancelled_tokens_total{class="interactive",window="w"}`,
 			`decisions_total{class="interactive",reason="quota_full",window="w"}`,
 		} {
 			if last[series] == 0 {
@@ -759,6 +764,23 @@ func TestSeriesAreBounded(t *testing.T) {
 	shared.Shared = &quotashare.SharedStats{Mode: "closed", Away: errors.New(strings.Repeat("x", 100)), Outages: 7}
 	require.Equal(t, ownMetrics+sharedMetrics, testutil.CollectAndCount(c))
 	require.Equal(t, ownSeries+sharedSeries, strings.Count("\n"+scrape(t, c), "\nquotashare_"))
+}
+
+// A scrape makes one snapshot of each window and the metrics of it in one piece, however many they are.
+func TestCollectAllocatesLittle(t *testing.T) {
+	c := &Collector{}
+	const windows = 10
+	for i := range windows {
+		require.NoError(t, c.Add(fmt.Sprint(i), &quotashare.Window{}))
+	}
+	metrics := make(chan prometheus.Metric, windows*ownMetrics)
+	allocations := testing.AllocsPerRun(10, func() {
+		c.Collect(metrics)
+		for range windows * ownMetrics {
+			<-metrics
+		}
+	})
+	require.LessOrEqual(t, allocations, 2.0*windows)
 }
 
 func TestLint(t *testing.T) {
@@ -865,7 +887,8 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 
 // One registry takes one Collector. Where there must be two, their registerers tell them apart.
 func TestTwoCollectors(t *testing.T) {
-	one, two := newCollector(t, map[string]Window{"a": &quotashare.Window{}}), newCollector(t, map[string]Window{"b": &quotashare.Window{}})
+	one := newCollector(t, map[string]Window{"a": &quotashare.Window{}})
+	two := newCollector(t, map[string]Window{"b": &quotashare.Window{}})
 	registry := registered(t, one)
 	var already prometheus.AlreadyRegisteredError
 	require.ErrorAs(t, registry.Register(two), &already)
