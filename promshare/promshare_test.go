@@ -633,9 +633,9 @@ func TestOneSnapshotForEachScrape(t *testing.T) {
 // agrees.
 func TestScrapesUnderLoad(t *testing.T) {
 	window, err := quotashare.NewWindow(quotashare.Quota{
-		Tokens: 1000, Window: 10 * time.Millisecond, Floors: quotashare.ElasticFloors,
+		Tokens: 1000, Window: 100 * time.Millisecond, Floors: quotashare.ElasticFloors,
 		Ceilings: quotashare.Fractions{quotashare.Background: 0.5}, Pace: 2,
-	}, quotashare.WithMaxWait(quotashare.Batch, 2*time.Millisecond))
+	}, quotashare.WithMaxWait(quotashare.Batch, 10*time.Millisecond))
 	require.NoError(t, err)
 	c := newCollector(t, map[string]Window{"w": window})
 	registry := registered(t, c)
@@ -649,7 +649,7 @@ func TestScrapesUnderLoad(t *testing.T) {
 			r := rand.New(rand.NewPCG(7, seed))
 			for ctx.Err() == nil {
 				class, tokens := quotashare.Class(r.IntN(quotashare.NumClasses)), 1+r.Int64N(100)
-				call, cancel := context.WithTimeout(ctx, time.Duration(r.IntN(5))*time.Millisecond)
+				call, cancel := context.WithTimeout(ctx, time.Duration(r.IntN(30))*time.Millisecond)
 				if grant, err := window.Acquire(call, class, tokens); err == nil {
 					if r.IntN(3) > 0 {
 						grant.Settle(r.Int64N(100))
@@ -704,21 +704,24 @@ func TestScrapesUnderLoad(t *testing.T) {
 	for _, s := range begun {
 		refused = append(refused, strings.Replace(s, "waits_begun_total", "decisions_total", 1))
 	}
-	busy := func() bool {
-		for _, series := range []string{
+	// What must have happened for the test to tell something.
+	missing := func() (series []string) {
+		for _, s := range []string{
 			`waits_total{class="background",result="admitted",window="w"}`,
 			`waits_total{class="batch",result="cancelled",window="w"}`,
 			`waits_total{class="batch",result="expired",window="w"}`,
 			`cancelled_tokens_total{class="interactive",window="w"}`,
 			`decisions_total{class="interactive",reason="quota_full",window="w"}`,
 		} {
-			if last[series] == 0 {
-				return false
+			if last[s] == 0 {
+				series = append(series, s)
 			}
 		}
-		return true
+		return series
 	}
-	for scrape := 0; scrape < 50 || !busy(); scrape++ {
+	began := time.Now()
+	for scrape := 0; scrape < 50 || len(missing()) > 0; scrape++ {
+		require.Less(t, time.Since(began), 30*time.Second, missing())
 		values, types := gather(t, registry)
 		for series, before := range last {
 			if strings.Contains(series, `window="w"`) && types[series] != dto.MetricType_GAUGE {
