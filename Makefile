@@ -1,18 +1,22 @@
 # Everything here needs only Go and make.
 
-NESTED   := internal/bench internal/sdktest redisshare
+NESTED   := internal/bench internal/sdktest internal/service promshare redisshare
 FUZZTIME ?= 30s
 CONV     ?=
 CODE     ?=
 PAGE     ?= demo.html
+ADDR     ?= 127.0.0.1:8080
 
-.PHONY: help demo test lint fuzz bench
+.PHONY: help demo serve test lint fuzz bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## the night of the eval suite, in virtual time, and PAGE=file; CONV=file CODE=file replays traces instead
 	@go run ./internal/demo -page $(PAGE) $(if $(CONV),-conv $(CONV)) $(if $(CODE),-code $(CODE))
+
+serve: ## an example service on ADDR, with a fake model, load, and metrics to scrape
+	@cd internal/service && go run . -addr $(ADDR)
 
 # The SDKs are large: without optimisation they compile in half the time.
 QUICK    := GOFLAGS="'-gcflags=github.com/...=-N -l'"
