@@ -574,7 +574,7 @@ func TestManyOutagesInAWindow(t *testing.T) {
 		}
 		comesBack(t, w)
 	}
-	require.EqualValues(t, 5, w.Stats().Outages)
+	require.EqualValues(t, 5, w.Stats().Shared.Outages)
 	require.EqualValues(t, 500, admitted)
 	p.set(nil)
 	letGo()
