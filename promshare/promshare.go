@@ -9,8 +9,8 @@
 //
 // Tokens are tokens of the quota: a window that meters requests tells requests. Counters count since the window was
 // made. Each metric has the label window, the name that the owner gave, and where it says so class (interactive,
-// background, batch) and reason, result or mode. Nothing out of a request is a label: a window has 116 series, a shared
-// one 128, whatever is asked of it, and all are there from the start.
+// background, batch) and reason, result or mode. Nothing out of a request is a label: a window has 113 series, a shared
+// one 125, whatever is asked of it, and all are there from the start.
 //
 //	quotashare_quota_tokens                      gauge      what the quota allows in one window
 //	quotashare_others_tokens                     gauge      what others hold on the same account
@@ -49,8 +49,8 @@
 // class waits no longer) or refused (a new quota made it too large). So what a class asked for and did not get is its
 // refused decisions and those three. A shadow window counts what it would have refused as refused.
 //
-// The reason none is there for a shared window alone. It counts calls for which there was no decision, for what the
-// window is shared by was away, or the context ended first. What the mode open admits then is counted as own_share.
+// The reason none is there for a shared window alone. It counts calls for which there was no decision, as what the
+// window is shared by was away. What the mode open admits then is counted as own_share.
 //
 // fill_at_refusal_ratio counts what waiting could help: refusals but for too_large and invalid, and waits that began;
 // and none of those with reason none, of which nobody knows how full the window was. Its rate of the sum over its rate
@@ -239,21 +239,15 @@ func (w *watched) snapshot() *snapshot {
 	return s
 }
 
-// heldUpOf takes the sum out of ClassStats.FillAtRefusal: the average over all calls that waiting could help, in which
-// those that nobody decided count as 0.
+// heldUpOf takes the sum out of ClassStats.FillAtRefusal: the average over the calls that waiting could help and that
+// were decided.
 func heldUpOf(c *quotashare.ClassStats) (held heldUp) {
-	all := uint64(0)
-	for reason := range quotashare.Reason(quotashare.NumReasons) {
-		if (quotashare.Decision{Reason: reason}).Permanent() {
-			continue
-		}
-		calls := c.Refused[reason] + c.Waits[reason]
-		all += calls
-		if reason != quotashare.ReasonNone {
-			held.calls += calls
+	for reason := quotashare.ReasonNone + 1; reason < quotashare.NumReasons; reason++ {
+		if d := (quotashare.Decision{Reason: reason}); !d.Permanent() {
+			held.calls += c.Refused[reason] + c.Waits[reason]
 		}
 	}
-	held.fill = c.FillAtRefusal * float64(all)
+	held.fill = c.FillAtRefusal * float64(held.calls)
 	return held
 }
 

@@ -28,8 +28,8 @@ import (
 const (
 	ownMetrics    = 89
 	sharedMetrics = 101
-	ownSeries     = 116
-	sharedSeries  = 128
+	ownSeries     = 113
+	sharedSeries  = 125
 )
 
 // fake is a window that tells what it is given.
@@ -319,7 +319,7 @@ func TestMetricsTellWhatHappened(t *testing.T) {
 			`waits_total{class="interactive",result="expired"}`: 1,
 			`wait_seconds_sum{class="batch"}`:                   10,
 			`wait_seconds_count{class="batch"}`:                 1,
-			`wait_seconds_bucket{class="batch",le="20"}`:        1,
+			`wait_seconds_bucket{class="batch",le="10"}`:        1,
 			`wait_seconds_bucket{class="batch",le="60"}`:        1,
 			`wait_seconds_bucket{class="batch",le="300"}`:       1,
 			`wait_seconds_sum{class="interactive"}`:             30,
@@ -345,7 +345,6 @@ func TestMetricsTellWhatHappened(t *testing.T) {
 			`waits_total{class="background",result="admitted"}`:       1,
 			`wait_seconds_sum{class="background"}`:                    15,
 			`wait_seconds_count{class="background"}`:                  1,
-			`wait_seconds_bucket{class="background",le="20"}`:         1,
 			`wait_seconds_bucket{class="background",le="60"}`:         1,
 			`wait_seconds_bucket{class="background",le="300"}`:        1,
 			`fill_at_refusal_ratio_count{class="background"}`:         2,
@@ -419,8 +418,7 @@ func TestMetricsOfAPacedClass(t *testing.T) {
 			`waits_total{class="batch",result="admitted"}`:     1,
 			`wait_seconds_sum{class="batch"}`:                  5,
 			`wait_seconds_count{class="batch"}`:                1,
-			`wait_seconds_bucket{class="batch",le="5"}`:        1,
-			`wait_seconds_bucket{class="batch",le="20"}`:       1,
+			`wait_seconds_bucket{class="batch",le="10"}`:       1,
 			`wait_seconds_bucket{class="batch",le="60"}`:       1,
 			`wait_seconds_bucket{class="batch",le="300"}`:      1,
 			`fill_at_refusal_ratio_count{class="batch"}`:       2,
@@ -482,8 +480,7 @@ func TestMetricsOfACappedClass(t *testing.T) {
 			`wait_seconds_count{class="batch"}`:             2,
 			`wait_seconds_bucket{class="batch",le="0.1"}`:   1,
 			`wait_seconds_bucket{class="batch",le="1"}`:     2,
-			`wait_seconds_bucket{class="batch",le="5"}`:     2,
-			`wait_seconds_bucket{class="batch",le="20"}`:    2,
+			`wait_seconds_bucket{class="batch",le="10"}`:    2,
 			`wait_seconds_bucket{class="batch",le="60"}`:    2,
 			`wait_seconds_bucket{class="batch",le="300"}`:   2,
 		}))
@@ -516,7 +513,7 @@ func TestMetricsOfASharedWindow(t *testing.T) {
 	batch.Refused[quotashare.ReasonReserved] = 1
 	batch.Waits[quotashare.ReasonNone] = 5
 	batch.Waits[quotashare.ReasonQueued] = 1
-	batch.FillAtRefusal = (0.5 + 0.75) / 10 // over all ten
+	batch.FillAtRefusal = (0.5 + 0.75) / 2
 	batch.Waiting = 6
 	c := newCollector(t, map[string]Window{"w": telling(&stats)})
 	want := map[string]float64{
@@ -550,7 +547,7 @@ func TestSumOfFillsNeverFallsByRounding(t *testing.T) {
 	var stats quotashare.Stats
 	batch := &stats.Classes[quotashare.Batch]
 	tell := func(calls uint64, fill float64) {
-		batch.Refused = [quotashare.NumReasons]uint64{quotashare.ReasonReserved: 1, quotashare.ReasonNone: calls - 1}
+		batch.Refused = [quotashare.NumReasons]uint64{quotashare.ReasonQuotaFull: calls}
 		batch.FillAtRefusal = fill / float64(calls)
 	}
 	const fill = 0.7
@@ -565,7 +562,7 @@ func TestSumOfFillsNeverFallsByRounding(t *testing.T) {
 	tell(calls, fill)
 	before := sum()
 	require.InDelta(t, fill, before, 1e-12)
-	tell(calls+1, fill)
+	tell(calls+1, fill) // refused while the window was empty, as the provider had throttled
 	require.Equal(t, before, sum())
 	tell(calls+1, 0.9)
 	require.InDelta(t, 0.9, sum(), 1e-12)
