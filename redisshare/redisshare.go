@@ -262,7 +262,7 @@ func (w *Window) try(ctx context.Context, class quotashare.Class, tokens int64, 
 		v.decision.RetryAfter, v.usage = w.behind(ctx, r, class, all, within)
 		return v, nil
 	case queued:
-		v.decision.Reason, v.usage = quotashare.ReasonQueued, w.server.latest()
+		v.decision.Reason, v.usage = quotashare.ReasonQueued, w.server.latest(r.quota.Window)
 		return v, nil
 	}
 	asked := tokens
@@ -349,14 +349,14 @@ func (w *Window) behind(ctx context.Context, r *rules, class quotashare.Class, a
 	}
 	wait := quotashare.Backoff(class, r.quota.Window)
 	if cause, _ := w.away(); cause != nil {
-		return wait, w.server.latest()
+		return wait, w.server.latest(r.quota.Window)
 	}
 	a, err := w.ask(ctx, r, "behind", int64(class), all-windows*largest, boolean(windows > 0), within)
 	if err != nil {
 		if ended(ctx) == nil {
 			w.failed(r, err)
 		}
-		return wait, w.server.latest()
+		return wait, w.server.latest(r.quota.Window)
 	}
 	if windows > int64((1<<62)/r.quota.Window) {
 		windows = int64((1 << 62) / r.quota.Window)
@@ -526,7 +526,8 @@ func (w *Window) beginAlone(r *rules) {
 	if err != nil { // it was good when it was set
 		return
 	}
-	taken := w.mode.of(w.server.used(r.quota.Window))
+	usage := w.server.latest(r.quota.Window)
+	taken := w.mode.of(total(&usage))
 	if now := w.local.Load(); now.Usage().Used != (quotashare.ClassTokens{}) { // there was an outage a moment ago
 		now.Observe(max(part.Tokens-taken, 0), 0)
 		return

@@ -270,19 +270,12 @@ func (s *server) note(a answer, lost bool) {
 	}
 }
 
-// used returns the tokens that Redis told last to be in the window, or 0 if it told nothing in the last window.
-func (s *server) used(window time.Duration) int64 {
+// latest returns the usage that Redis told last, or none if that was a window ago.
+func (s *server) latest(window time.Duration) quotashare.Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if time.Since(s.since) >= window {
-		return 0
+		return quotashare.Usage{}
 	}
-	return total(&s.seen.usage)
-}
-
-// latest returns the usage that Redis told last.
-func (s *server) latest() quotashare.Usage {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	return s.seen.usage
 }

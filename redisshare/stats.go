@@ -11,10 +11,12 @@ import (
 )
 
 // Stats returns a snapshot of what this replica decided and settled since it was made, and in Shared how it stands with
-// Redis. Used, Others and Held are of all replicas, as Redis told this one last. Refused[ReasonNone] counts the calls for
-// which there was no decision, for Redis was away. It asks nobody, and costs no round trip.
+// Redis. Used, Others and Held are of all replicas, as Redis told this one last; a window later that is over, and they
+// are as if nothing was used. Refused[ReasonNone] counts the calls for which there was no decision, for Redis was away.
+// It asks nobody, and costs no round trip.
 func (w *Window) Stats() quotashare.Stats {
-	r, usage := w.rules.Load(), w.server.latest()
+	r := w.rules.Load()
+	usage := w.server.latest(r.quota.Window)
 	s, shared := w.stats.snapshot()
 	shared.Mode = w.mode.String()
 	shared.Away, shared.Outages = w.breaker.state()
