@@ -39,7 +39,7 @@
 //	quotashare_shared_dropped_corrections_total  counter    corrections that were given up
 //
 // What such a window counts adds up over the replicas. Its used, held and others tokens do not, for each replica tells
-// those of all, as it was told last: one that decides nothing for a while goes on telling what it knew.
+// those of all, as it was told last; one that decides nothing for a window tells 0.
 //
 // # What is counted where
 //
