@@ -22,7 +22,7 @@ import (
 
 // The tests of this file break Redis under a load, and compare what was charged with what was admitted.
 
-// A traffic calls for all classes, in several replicas, until it is stopped.
+// Traffic calls for all classes, in several replicas, until it is stopped.
 type traffic struct {
 	t        *testing.T
 	replicas []*Window
@@ -362,7 +362,8 @@ func TestFlushAll(t *testing.T) {
 		after := time.Now()
 		if mode != Open {
 			for _, w := range l.replicas {
-				require.Eventually(t, func() bool { return errors.Is(w.Stats().Shared.Away, ErrLost) }, 10*time.Second, time.Millisecond)
+				lost := func() bool { return errors.Is(w.Stats().Shared.Away, ErrLost) }
+				require.Eventually(t, lost, 10*time.Second, time.Millisecond)
 			}
 		}
 		l.requireBack()

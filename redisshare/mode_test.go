@@ -73,6 +73,12 @@ func delivered(t testing.TB, w *Window) {
 	}, 10*time.Second, time.Millisecond)
 }
 
+// waiting waits until so many calls of Batch wait.
+func waiting(t testing.TB, w *Window, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return w.Stats().Classes[batchClass].Waiting == n }, 5*time.Second, time.Millisecond)
+}
+
 func used(t testing.TB, w *Window) quotashare.ClassTokens {
 	t.Helper()
 	var usage quotashare.Usage
@@ -223,7 +229,9 @@ func TestAwayFromTheStart(t *testing.T) {
 				}
 				require.Less(t, time.Since(began), time.Second)
 
-				want := map[Mode][3]int{Closed: {0, 0, calls}, Open: {calls, 0, 0}, Local(0.5): {calls / 2, calls / 2, 0}}[mode]
+				want := map[Mode][3]int{
+					Closed: {0, 0, calls}, Open: {calls, 0, 0}, Local(0.5): {calls / 2, calls / 2, 0},
+				}[mode]
 				require.Equal(t, want, [3]int{admitted, refused, undecided})
 				s := w.Stats()
 				require.Equal(t, mode.String(), s.Shared.Mode)
@@ -582,6 +590,24 @@ func TestManyOutagesInAWindow(t *testing.T) {
 	require.Equal(t, quotashare.ClassTokens{interactive: 500}, used(t, w))
 }
 
+// TestTheNextOutageTakesWhatRedisToldLast: also where the local Window still holds something, which Redis has told, too.
+func TestTheNextOutageTakesWhatRedisToldLast(t *testing.T) {
+	p := newProxy(t, newNode(t).addr)
+	p.set(scripts(away))
+	w := newShared(t, p.client(-1), wholeQuota(1000), Local(0.5))
+	admit(t, w, interactive, 100)
+	p.set(nil)
+	comesBack(t, w)
+	delivered(t, w)
+	admit(t, w, interactive, 600)
+	p.set(scripts(away))
+	_, d, err := w.TryAcquire(context.Background(), interactive, 151) // of 500, half of the 700 are taken
+	require.NoError(t, err)
+	require.Equal(t, quotashare.ReasonQuotaFull, d.Reason)
+	admit(t, w, interactive, 150)
+	require.EqualValues(t, 2, w.Stats().Shared.Outages)
+}
+
 // TestALossTakesWhatRedisToldLast: also where a correction was the first to see an empty Redis.
 func TestALossTakesWhatRedisToldLast(t *testing.T) {
 	for _, settles := range []bool{false, true} {
@@ -721,7 +747,7 @@ func TestTooLargeForLocalMayFitLater(t *testing.T) {
 		_, err := w.Acquire(context.Background(), batchClass, 251)
 		ended <- err
 	}()
-	require.Eventually(t, func() bool { return w.Stats().Classes[batchClass].Waiting == 1 }, 5*time.Second, time.Millisecond)
+	waiting(t, w, 1)
 	admit(t, w, interactive, 250)
 	p.set(nil)
 	require.NoError(t, <-ended)
@@ -783,7 +809,7 @@ func TestWaitersOfAnOutageBeginning(t *testing.T) {
 			ended <- err
 		}()
 	}
-	require.Eventually(t, func() bool { return w.Stats().Classes[batchClass].Waiting == waiters }, 5*time.Second, time.Millisecond)
+	waiting(t, w, waiters)
 	p.set(scripts(away))
 	admit(t, w, interactive, 1000)
 	for range waiters {
@@ -798,7 +824,7 @@ func TestWaitersOfAnOutageBeginning(t *testing.T) {
 	require.EqualValues(t, waiters+2, w.Stats().Shared.Alone)
 }
 
-// TestWaitersOfALocalWindowAskRedis as soon as it is back, and not only when the local Window may have room.
+// TestWaitersOfALocalWindowAskRedis: as soon as it is back, and not only when the local Window may have room.
 func TestWaitersOfALocalWindowAskRedis(t *testing.T) {
 	p := newProxy(t, newNode(t).addr)
 	p.set(scripts(away))
@@ -809,7 +835,7 @@ func TestWaitersOfALocalWindowAskRedis(t *testing.T) {
 		_, err := w.Acquire(context.Background(), batchClass, 100)
 		ended <- err
 	}()
-	require.Eventually(t, func() bool { return w.Stats().Classes[batchClass].Waiting == 1 }, 5*time.Second, time.Millisecond)
+	waiting(t, w, 1)
 	p.set(nil)
 	comesBack(t, w)
 	select {
@@ -833,7 +859,7 @@ func TestBehindWaitersInAnOutage(t *testing.T) {
 				_, err := w.Acquire(ctx, batchClass, 10)
 				ended <- err
 			}()
-			require.Eventually(t, func() bool { return w.Stats().Classes[batchClass].Waiting == 1 }, 5*time.Second, time.Millisecond)
+			waiting(t, w, 1)
 			held, _ := p.hold()
 			p.set(scripts(held))
 			began := time.Now()
@@ -916,7 +942,7 @@ func TestCloseWhileRedisIsAway(t *testing.T) {
 			_, err := w.Acquire(context.Background(), batchClass, 10)
 			waiter <- err
 		}()
-		require.Eventually(t, func() bool { return w.Stats().Classes[batchClass].Waiting == 1 }, 5*time.Second, time.Millisecond)
+		waiting(t, w, 1)
 		for _, grant := range made {
 			grant.Settle(3)
 		}
