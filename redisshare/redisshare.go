@@ -576,6 +576,11 @@ func (w *Window) correct(some []Correction) (err error) {
 			return nil
 		}
 	}
+	select {
+	case <-w.closed: // Close does not wait so long for each of the others
+		w.stop()
+	default:
+	}
 	return err
 }
 
