@@ -3,6 +3,7 @@ package redisshare
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -40,4 +41,24 @@ func TestCloseGivesUp(t *testing.T) {
 		require.Less(t, time.Since(began), 30*time.Second)
 		require.EqualValues(t, 50*batch, w.Stats().Shared.Dropped)
 	})
+}
+
+// TestManyShortLivedCallersAreForgotten: as fast as they come.
+func TestManyShortLivedCallersAreForgotten(t *testing.T) {
+	client := newRealNode(t).client()
+	quota := classQuota(interactive, 1_000_000)
+	l := newLoad(t, client, quota)
+	for i := range 30_000 { // 100 a second, for 300 seconds
+		l.call(fmt.Sprint("slot:", i, ":0"), interactive, 1)
+		l.now = l.now.Add(10 * time.Millisecond)
+		if i%1000 == 0 {
+			l.flush()
+		}
+		if i%5000 == 0 {
+			t.Log(i/100, "s:", l.fields(), "fields", l.memory(), "bytes")
+		}
+	}
+	l.flush()
+	t.Log(l.fields(), "fields")
+	require.Less(t, l.fields(), int64(75*100*3/2))
 }

@@ -498,8 +498,10 @@ if now >= w[TURN] then
 	w[OTHERS] = maxAfter(OTHERS_PEAK, 0)
 	w[CHANGES] = now
 
-	-- Slots that were not used for as long as the window would be kept are forgotten, some at a time.
-	local swept = call('HSCAN', KEYS[1], call('HGET', KEYS[1], 'swept') or '0', 'MATCH', 'slot:*', 'COUNT', 100)
+	-- Slots that were not used for as long as the window would be kept are forgotten, some at a time: all are looked at
+	-- in a window, however many there are.
+	local some = max(100, math.ceil(call('HLEN', KEYS[1]) / (PARTS / 2)))
+	local swept = call('HSCAN', KEYS[1], call('HGET', KEYS[1], 'swept') or '0', 'MATCH', 'slot:*', 'COUNT', some)
 	changed.swept = swept[1]
 	for i = 1, #swept[2], 2 do
 		local _, _, at = unpackAt(ANSWER, swept[2][i + 1], 1)
