@@ -480,8 +480,9 @@ func (w *Window) ask(ctx context.Context, r *rules, operation string, args ...in
 	one.sent++
 	a, err = w.server.send(within, one, r, operation, args...)
 	switch {
-	case err == nil || w.mode.kind == open && ended(ctx) == nil: // the call is made, and what it was charged is used
+	case err == nil:
 		one.loose = 0
+	case w.mode.kind == open && ended(ctx) == nil: // the call is made, and what it was charged is used
 	case one.loose == 0: // whether it was charged or not, the next request in the slot takes it back
 		one.loose = one.sent
 	}

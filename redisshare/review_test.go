@@ -62,3 +62,33 @@ func TestManyShortLivedCallersAreForgotten(t *testing.T) {
 	t.Log(l.fields(), "fields")
 	require.Less(t, l.fields(), int64(75*100*3/2))
 }
+
+// TestACallThatEndedIsTakenBackInModeOpen: whatever is asked in its slot meanwhile.
+func TestACallThatEndedIsTakenBackInModeOpen(t *testing.T) {
+	b := newBubbleRedis(t)
+	b.bubble(t, func(t *testing.T) {
+		w := b.inMode(t, classQuota(interactive, 1000), Open)
+		w.admit(interactive, 1)
+		b.after.set(func(ctx context.Context, _ *bubbleRequest) error {
+			d, _ := ctx.Deadline()
+			time.Sleep(time.Until(d))
+			return errors.New("cut")
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		_, _, err := w.TryAcquire(ctx, interactive, 100)
+		cancel()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		b.after.set(nil)
+		b.before.set(func(context.Context, *bubbleRequest) error { return errors.New("gone") })
+		_, d, err := w.TryAcquire(t.Context(), interactive, 7)
+		require.NoError(t, err)
+		require.True(t, d.Admitted)
+		b.before.set(nil)
+		time.Sleep(time.Second)
+		_, _, _ = w.TryAcquire(t.Context(), interactive, 1)
+		time.Sleep(time.Second)
+		w.admit(interactive, 2)
+		w.used(1 + 2)
+		require.NoError(t, w.Close(context.Background()))
+	})
+}
