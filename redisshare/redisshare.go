@@ -34,6 +34,7 @@ type Window struct {
 	server  *server
 	breaker breaker
 	mailbox mailbox
+	setting sync.Mutex // so that rules and local change together
 	rules   atomic.Pointer[rules]
 	local   atomic.Pointer[quotashare.Window] // of Local, since the latest outage began
 
@@ -158,6 +159,8 @@ func (w *Window) Quota() quotashare.Quota { return w.rules.Load().quota }
 // SetQuota puts another quota in force for this replica, at once; the others need to be told, too. What was charged stays
 // charged. On an error, which is one of New's or says that the length of the window differs, the quota stays as it was.
 func (w *Window) SetQuota(quota quotashare.Quota) error {
+	w.setting.Lock()
+	defer w.setting.Unlock()
 	if err := w.setRules(quota); err != nil {
 		return err
 	}
@@ -286,7 +289,7 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 		if end := ended(ctx); end != nil {
 			return verdict{}, end
 		}
-		w.failed(r, err)
+		w.failed(err)
 		if cause, wait = w.away(); cause == nil { // it is back already
 			cause = err
 		}
@@ -350,7 +353,7 @@ func (w *Window) behind(ctx context.Context, r *rules, class quotashare.Class, a
 	a, err := w.ask(ctx, r, "behind", int64(class), all-windows*largest, boolean(windows > 0), within)
 	if err != nil {
 		if ended(ctx) == nil {
-			w.failed(r, err)
+			w.failed(err)
 		}
 		return wait, w.server.latest()
 	}
@@ -507,18 +510,21 @@ func (w *Window) away() (error, time.Duration) {
 }
 
 // failed tells that Redis did not answer a call. Those who wait for Redis to have room may be admitted by the mode now.
-func (w *Window) failed(r *rules, cause error) {
+func (w *Window) failed(cause error) {
 	w.breaker.fail(cause, func() {
-		w.beginAlone(r)
+		w.beginAlone()
 		w.wakeAll()
 	})
 }
 
 // beginAlone gets the local Window ready for an outage.
-func (w *Window) beginAlone(r *rules) {
+func (w *Window) beginAlone() {
 	if w.mode.kind != local {
 		return
 	}
+	w.setting.Lock()
+	defer w.setting.Unlock()
+	r := w.rules.Load()                                      // not those of the request, for they may have been replaced
 	if part, err := w.mode.localQuota(r.quota); err == nil { // it was good when it was set
 		_ = w.newLocal(part, w.mode.of(w.server.used(r.quota.Window)))
 	}

@@ -92,3 +92,22 @@ func TestACallThatEndedIsTakenBackInModeOpen(t *testing.T) {
 		require.NoError(t, w.Close(context.Background()))
 	})
 }
+
+// TestAnOutageBeginsUnderTheQuotaInForce: a request that was under way as the quota was set does not bring the old one back.
+func TestAnOutageBeginsUnderTheQuotaInForce(t *testing.T) {
+	b := newBubbleRedis(t)
+	b.bubble(t, func(t *testing.T) {
+		w := b.inMode(t, classQuota(interactive, 1000), Local(1))
+		b.before.set(func(context.Context, *bubbleRequest) error {
+			require.NoError(t, w.SetQuota(classQuota(interactive, 100)))
+			return errors.New("gone")
+		})
+		_, d, err := w.TryAcquire(t.Context(), interactive, 60)
+		require.NoError(t, err)
+		require.True(t, d.Admitted)
+		_, d, err = w.TryAcquire(t.Context(), interactive, 60)
+		require.NoError(t, err)
+		require.False(t, d.Admitted, "100 is the quota")
+		require.NoError(t, w.Close(context.Background()))
+	})
+}
