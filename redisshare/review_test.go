@@ -111,3 +111,25 @@ func TestAnOutageBeginsUnderTheQuotaInForce(t *testing.T) {
 		require.NoError(t, w.Close(context.Background()))
 	})
 }
+
+// TestAWaiterTooLargeForLocalHoldsNobodyUp: those behind it fit the local Window.
+func TestAWaiterTooLargeForLocalHoldsNobodyUp(t *testing.T) {
+	b := newBubbleRedis(t)
+	b.bubble(t, func(t *testing.T) {
+		w := b.inMode(t, classQuota(batchClass, 1000), Local(0.125))
+		b.before.set(func(context.Context, *bubbleRequest) error { return errors.New("gone") })
+		ctx, cancel := context.WithCancel(t.Context())
+		large := w.acquire(ctx, batchClass, 200)
+		small := w.acquire(ctx, batchClass, 10)
+		w.at(30 * time.Second)
+		ended := small.hasEnded()
+		_, d, err := w.TryAcquire(t.Context(), batchClass, 10)
+		cancel()
+		<-large.ended
+		<-small.ended
+		require.NoError(t, w.Close(context.Background()))
+		require.True(t, ended, "10 of 125 fit")
+		require.NoError(t, err)
+		require.True(t, d.Admitted)
+	})
+}
