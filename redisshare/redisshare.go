@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,6 +35,7 @@ type Window struct {
 	server  *server
 	breaker breaker
 	mailbox mailbox
+	setting sync.Mutex // so that rules and local change together
 	rules   atomic.Pointer[rules]
 	local   atomic.Pointer[quotashare.Window]   // of Local; a new one for each outage, but while it holds something
 	alone   [quotashare.NumClasses]atomic.Int64 // tokens that it admitted, and that are to be charged in Redis
@@ -65,7 +67,8 @@ func WithMaxWait(class quotashare.Class, d time.Duration) Option {
 }
 
 // WithTimeout sets how long one decision waits for Redis, 1 ms to 5 s, before the mode decides. Without it that is
-// 100 ms.
+// 100 ms. It should be shorter than the deadlines of the callers: a call that its own context ends tells nothing of
+// Redis, and begins no outage.
 func WithTimeout(d time.Duration) Option {
 	return Option{func(w *Window) error {
 		if d < time.Millisecond || d > maxTimeout {
@@ -76,9 +79,10 @@ func WithTimeout(d time.Duration) Option {
 	}}
 }
 
-// WithDropped makes the Window report each Correction that it gives up, and why: Redis was away for about seven seconds,
-// too many were pending, or the Window was closed. What a call was estimated at then stays charged for its window.
-// Report is called by a goroutine of the Window, or by the one that settles; it must be quick.
+// WithDropped makes the Window report each Correction that it gives up, and why: Redis was away for five seconds (fifteen
+// where it takes a request and does not answer, longer with a long WithTimeout), 65,536 were pending, or the Window was
+// closed. What a call was estimated at then stays charged for its window. Report is called by a goroutine of the
+// Window, or by the one that settles; it must be quick, and must not call Close.
 func WithDropped(report func(Correction, error)) Option {
 	return Option{func(w *Window) error {
 		w.mailbox.dropped = report
@@ -89,18 +93,21 @@ func WithDropped(report func(Correction, error)) Option {
 // New returns one replica's Window of the name. All replicas give the same name and quota: what is charged is shared by
 // name, and each decision is by the quota of the replica that asks. SharedStats.Disagreements counts where they differ.
 //
-// The client is a redis.Client (a single node, or behind Sentinel), a redis.ClusterClient, or what wraps one; New sends
-// nothing yet, and never closes it. It must have ContextTimeoutEnabled in its options, for otherwise it does not give up
-// when it is told. What a name needs in Redis is one hash, whose key begins with "quotashare:" and has the name as its
-// hash tag for a Cluster; it takes less than 100 KiB at any rate of calls, and 200 bytes for each of those that all replicas
-// have under way at once. It is gone ten seconds and 13 twelfths of a window after the last one. Scripts must be allowed.
-// It is tested with Redis 7.
+// The client is a redis.Client (a single node, or behind Sentinel), a redis.ClusterClient, a redis.Ring, or what wraps
+// one; New sends nothing yet, and never closes it. It must have ContextTimeoutEnabled in its options, for otherwise it
+// does not give up when it is told: New looks where it can, which it cannot in what wraps one.
+//
+// What a name needs in Redis is one hash, whose key begins with "quotashare:" and has the name as its hash tag for a
+// Cluster. It takes less than 100 KiB at any rate of calls, and 200 bytes for each of those that were under way at once
+// lately: a Window has 127 at most. It is gone ten seconds and 13 twelfths of a window after the last call. Scripts must
+// be allowed. It is tested with Redis 7. A window of another length under the same name is, to this replica, as if Redis
+// were away.
 //
 // The error is that of Quota.Validate or of an option, or says what is wrong with the name or the mode, or with the
 // quota for Redis: a window that is no whole number of microseconds, or above a year; tokens and overdraft above 2^53.
 func New(client redis.Scripter, name string, quota quotashare.Quota, mode Mode, options ...Option) (*Window, error) {
 	switch {
-	case client == nil:
+	case client == nil || reflect.ValueOf(client).Kind() == reflect.Pointer && reflect.ValueOf(client).IsNil():
 		return nil, errors.New("redisshare: client is nil: want a client of Redis")
 	case name == "" || len(name) > 200 || strings.ContainsAny(name, "{}"):
 		return nil, fmt.Errorf("redisshare: name is %q: want 1 to 200 bytes without braces, which a Cluster reads as a hash tag", name)
@@ -159,6 +166,8 @@ func (w *Window) Quota() quotashare.Quota { return w.rules.Load().quota }
 // SetQuota puts another quota in force for this replica, at once; the others need to be told, too. What was charged stays
 // charged. On an error, which is one of New's or says that the length of the window differs, the quota stays as it was.
 func (w *Window) SetQuota(quota quotashare.Quota) error {
+	w.setting.Lock()
+	defer w.setting.Unlock()
 	if err := w.setRules(quota); err != nil {
 		return err
 	}
@@ -205,8 +214,8 @@ func (w *Window) newLocal(quota quotashare.Quota, taken int64) error {
 	return nil
 }
 
-// TryAcquire decides as quotashare.Window.TryAcquire does, for all replicas at once, in one round trip; a call that no
-// wait can help, for it is invalid or too large, takes none. RetryAfter is exact to the microsecond when nobody else
+// TryAcquire decides as quotashare.Window.TryAcquire does, for all replicas at once, in one round trip: two for a call
+// that needs a loan behind larger waiters, and none for one that is invalid or too large. RetryAfter is exact to the microsecond when nobody else
 // asks.
 //
 // While calls of the class wait in Acquire of this process, they come first, and the refusal is ReasonQueued. Other
@@ -288,7 +297,7 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 		if end := ended(ctx); end != nil {
 			return verdict{}, end
 		}
-		w.failed(r, err)
+		w.failed(err)
 		if cause, wait = w.away(); cause == nil { // it is back already
 			cause = err
 		}
@@ -354,7 +363,7 @@ func (w *Window) behind(ctx context.Context, r *rules, class quotashare.Class, a
 	a, err := w.ask(ctx, r, "behind", int64(class), all-windows*largest, boolean(windows > 0), within)
 	if err != nil {
 		if ended(ctx) == nil {
-			w.failed(r, err)
+			w.failed(err)
 		}
 		return wait, w.server.latest(r.quota.Window)
 	}
@@ -375,10 +384,19 @@ func boolean(b bool) int64 {
 	return 0
 }
 
-// Usage returns who holds what of the quota now. It is one round trip; the error is ErrAway, with what is wrong, or that
-// of ctx.
+// Usage returns who holds what of the quota now. It is one round trip. The error is ErrAway, with what is wrong and
+// without a round trip while that is known, ErrLost, ErrClosed, or that of ctx.
 func (w *Window) Usage(ctx context.Context) (quotashare.Usage, error) {
-	a, err := w.ask(ctx, w.rules.Load(), "usage")
+	err, _ := w.away()
+	var a answer
+	select {
+	case <-w.closed:
+		return quotashare.Usage{}, ErrClosed
+	default:
+	}
+	if err == nil {
+		a, err = w.ask(ctx, w.rules.Load(), "usage")
+	}
 	switch {
 	case err == nil:
 		return a.usage, nil
@@ -478,14 +496,15 @@ func (w *Window) ask(ctx context.Context, r *rules, operation string, args ...in
 	defer cancel()
 	one, err := w.server.take(within)
 	if err != nil {
-		return a, err
+		return a, fmt.Errorf("%d requests are under way: %w", slots-1, err)
 	}
 	defer w.server.release(one)
 	one.sent++
 	a, err = w.server.send(within, one, r, operation, args...)
 	switch {
-	case err == nil || w.mode.kind == open && ended(ctx) == nil: // the call is made, and what it was charged is used
+	case err == nil:
 		one.loose = 0
+	case w.mode.kind == open && ended(ctx) == nil: // the call is made, and what it was charged is used
 	case one.loose == 0: // whether it was charged or not, the next request in the slot takes it back
 		one.loose = one.sent
 	}
@@ -510,18 +529,21 @@ func (w *Window) away() (error, time.Duration) {
 }
 
 // failed tells that Redis did not answer a call. Those who wait for Redis to have room may be admitted by the mode now.
-func (w *Window) failed(r *rules, cause error) {
+func (w *Window) failed(cause error) {
 	w.breaker.fail(cause, func() {
-		w.beginAlone(r)
+		w.beginAlone()
 		w.wakeAll()
 	})
 }
 
 // beginAlone gets the local Window ready for an outage.
-func (w *Window) beginAlone(r *rules) {
+func (w *Window) beginAlone() {
 	if w.mode.kind != local {
 		return
 	}
+	w.setting.Lock()
+	defer w.setting.Unlock()
+	r := w.rules.Load() // not those of the request, for they may have been replaced
 	part, err := w.mode.localQuota(r.quota)
 	if err != nil { // it was good when it was set
 		return
@@ -561,12 +583,14 @@ func (w *Window) correct(some []Correction) (err error) {
 	defer w.server.release(one)
 	one.sent++
 	r := w.rules.Load()
-	for try, pause := 0, firstRetry; try < tries; try, pause = try+1, min(2*pause, lastRetry) {
+	pause := firstRetry
+	for try := range tries {
 		if try > 0 {
 			select {
 			case <-time.After(pause):
 			case <-w.ctx.Done():
 			}
+			pause = min(2*pause, lastRetry)
 		}
 		if w.ctx.Err() != nil {
 			return ErrClosed
@@ -588,6 +612,11 @@ func (w *Window) correct(some []Correction) (err error) {
 			return nil
 		}
 	}
+	select {
+	case <-w.closed: // Close does not wait so long for each of the others
+		w.stop()
+	default:
+	}
 	return err
 }
 
@@ -602,8 +631,9 @@ func (w *Window) corrected(some []Correction) {
 }
 
 // Close ends the Window: Acquire and TryAcquire return ErrClosed, those who wait too; what is pending is sent, until ctx
-// ends, and what it started is over when it returns. The error is ctx's. What was charged stays charged, and the client
-// stays open. Closing twice is the same as once.
+// ends or Redis turns out to be away. What it started is over when it returns, or, if ctx ended first, a second later or
+// after WithTimeout. The error is ctx's. What was charged stays charged, and the client stays open. Closing twice is the
+// same as once.
 func (w *Window) Close(ctx context.Context) error {
 	w.life.Lock()
 	if !w.closing {

@@ -29,7 +29,8 @@ const maxTokens = 1 << 53
 // was lost, gets that answer and charges nothing more.
 const slots = 128
 
-// maxTimeout bounds how late a request is sent again: Redis remembers its answer for longer (ttl in window.lua).
+// maxTimeout bounds how late a decision is sent again: Redis remembers its answer for longer (ttl in window.lua). A
+// correction is sent again for as long as it matters, which is less than a window.
 const maxTimeout = 5 * time.Second
 
 // A rules is a quota as the script takes it.

@@ -11,10 +11,12 @@ import (
 // A Correction is what Redis is told after a decision: what a call used in the end, and what the provider says. It is
 // sent beside the calls, and tried again a few times.
 type Correction struct {
-	Op        string // "settle", "cancel", "charge" (by a local Window, in an outage), "observe" or "throttled"
-	Class     quotashare.Class
-	Estimated int64 // tokens charged so far
-	Actual    int64 // tokens to be charged instead
+	// Op is what it is, for a log: "settle" or "cancel" of a call, "charge" of what a local Window admitted in an outage,
+	// "observe" or "throttled".
+	Op        string
+	Class     quotashare.Class // of a call and of a charge
+	Estimated int64            // tokens that the call is charged with
+	Actual    int64            // tokens that it used; of a charge those to be charged, of observe those that are left
 
 	at   int64         // of the charge
 	wait time.Duration // of observe and throttled
@@ -38,7 +40,7 @@ func (c *Correction) args(to []int64) []int64 {
 const (
 	maxPending = 1 << 16 // corrections; more are dropped
 	batch      = 32      // corrections in one request
-	tries      = 10      // of one request: about seven seconds
+	tries      = 10      // of one request: four seconds, and what they take
 	firstRetry = 20 * time.Millisecond
 	lastRetry  = time.Second
 )

@@ -19,6 +19,7 @@ type waiter struct {
 	tokens  int64
 	place   uint64 // in the order of arrival
 	in      *list.List
+	home    *list.List // where it goes back from aside
 	element *list.Element
 	told    time.Time     // when Redis was told of it last: it remembers a demand for one window
 	turn    chan struct{} // holds one: ask now
@@ -30,6 +31,7 @@ type queue struct {
 	mu     sync.Mutex
 	within list.List // of *waiter: no larger than the share
 	above  list.List
+	aside  list.List // those of both that are too large for the local Window: they hold nobody up in an outage
 	places uint64
 	all    int64 // tokens that wait
 	asked  int64 // of these, within: they are demand
@@ -70,9 +72,14 @@ func (q *queue) join(tokens, share int64, place uint64, told bool) *waiter {
 			q.fresh = append(q.fresh, one)
 		}
 	}
-	// Calls that asked first, side by side, may come out of order.
+	one.insertLocked()
+	return one
+}
+
+// insertLocked puts a waiter in its place: calls that asked first, side by side, may come out of order.
+func (one *waiter) insertLocked() {
 	before := one.in.Back()
-	for before != nil && before.Value.(*waiter).place > place {
+	for before != nil && before.Value.(*waiter).place > one.place {
 		before = before.Prev()
 	}
 	if before == nil {
@@ -80,7 +87,35 @@ func (q *queue) join(tokens, share int64, place uint64, told bool) *waiter {
 	} else {
 		one.element = one.in.InsertAfter(one, before)
 	}
-	return one
+}
+
+// stepAside lets those behind a waiter pass it, until wake.
+func (q *queue) stepAside(one *waiter) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if one.in == &q.aside {
+		return
+	}
+	one.in.Remove(one.element)
+	if one.in == &q.within {
+		q.asked -= one.tokens
+	}
+	one.home, one.in = one.in, &q.aside
+	one.element = q.aside.PushBack(one)
+	q.wakeLocked()
+}
+
+// backLocked puts those aside back in their places.
+func (q *queue) backLocked() {
+	for one := front(&q.aside); one != nil; one = front(&q.aside) {
+		q.aside.Remove(one.element)
+		one.in = one.home
+		if one.in == &q.within {
+			q.asked += one.tokens
+			q.fresh = append(q.fresh, one)
+		}
+		one.insertLocked()
+	}
 }
 
 // leave takes a waiter out of the queue, and wakes those whose turn it is then.
@@ -103,6 +138,7 @@ func (q *queue) leave(one *waiter) {
 func (q *queue) requeue(limits quotashare.Limits) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.backLocked()
 	var all []*waiter
 	for first, _ := q.nextLocked(); first != nil; first, _ = q.nextLocked() {
 		all = append(all, first)
@@ -127,6 +163,7 @@ func (q *queue) requeue(limits quotashare.Limits) {
 func (q *queue) wake() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.backLocked()
 	q.wakeLocked()
 }
 
@@ -168,7 +205,7 @@ func (q *queue) turn(one *waiter, window time.Duration) (mine, loan bool, asked 
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	first, passing := q.nextLocked()
-	if one != first && one != passing {
+	if one != first && one != passing && one.in != &q.aside {
 		return false, false, 0, nil
 	}
 	now := time.Now()
@@ -209,7 +246,7 @@ func (q *queue) untold(some []*waiter) {
 func (q *queue) len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.within.Len() + q.above.Len()
+	return q.within.Len() + q.above.Len() + q.aside.Len()
 }
 
 // exact returns what a script can hold of a sum, which may have overflowed.
@@ -327,12 +364,16 @@ func (w *Window) wait(ctx context.Context, class quotashare.Class, tokens int64,
 		if v.decision.Admitted {
 			return v, nil
 		}
+		if err != nil && w.mode.kind == local {
+			q.stepAside(one)
+		}
 		again.Reset(w.later(v.decision))
 	}
 }
 
-// later returns when to ask again after a refusal: not sooner than it may fit, and up to a tenth later, so that those who
-// were told the same do not all ask at once. A 600th of a window is the least, so that Redis has time for others.
+// later returns when to ask again after a refusal: not sooner than it may fit, and later by a random part of a tenth of
+// that (ten 600ths of a window at most) and a 600th, so that those who were told the same do not all ask at once. A 600th
+// of a window is the least, so that Redis has time for others.
 func (w *Window) later(d quotashare.Decision) time.Duration {
 	grain := max(w.Quota().Window/600, time.Microsecond)
 	wait := max(d.RetryAfter, grain)
@@ -341,6 +382,9 @@ func (w *Window) later(d quotashare.Decision) time.Duration {
 
 // denied returns the error for a refusal, and what caused it if it was not the decision.
 func (w *Window) denied(class quotashare.Class, tokens int64, v verdict, cause error) error {
+	if v.usage == (quotashare.Usage{}) { // a refusal without a decision of Redis
+		v.usage = w.server.latest(w.Quota().Window)
+	}
 	denied := &quotashare.DeniedError{Class: class, Tokens: tokens, Decision: v.decision, Usage: v.usage, Quota: w.Quota()}
 	if cause == nil {
 		return denied

@@ -90,7 +90,8 @@ local grain = math.ceil(window / GRAINS)
 local part = math.ceil(window / PARTS)
 local stretch = grain * 50 -- a window touches 13 of them at most
 
--- Nothing is left this long after the last call, in milliseconds. A request is sent again for less than ten seconds.
+-- Nothing is left this long after the last call, in milliseconds. A decision is sent again for less than ten seconds, and
+-- a correction for less than a window.
 local ttl = math.ceil((window + part) / 1000) + 10000
 
 local now, new, disagree = clock, not w, 0
@@ -295,7 +296,7 @@ local function after(log, t)
 	local n = len(charges)
 	local i = search(1, n, function(i) return charge(charges, i) > t end)
 	local before = s == v.first and w[BEFORE + log] or 0
-	if i > 1 then before = max(before, total(charges, i - 1)) end
+	if i > 1 then before = total(charges, i - 1) end
 	return v.from[s + 1] + total(charges, n) - before
 end
 
@@ -350,8 +351,13 @@ local function forget(log, tokens)
 		local n, head, before = len(charges), w[HEAD + log], w[BEFORE + log]
 		local i = search(head + 1, n, function(i) return total(charges, i) - before >= tokens end)
 		w[LEN + log] = w[LEN + log] - (i - 1 - head)
-		if i <= n then
-			w[HEAD + log], w[BEFORE + log], w[NEXT + log] = i - 1, before + tokens, charge(charges, i) + window
+		if i <= n then -- what is left begins anew, so that no total passes 2^53
+			local numbers = 2 * (n - i + 1)
+			local form = '>' .. rep('I8', numbers)
+			local left = {unpackAt(form, charges, i * 16 - 15)}
+			for k = 2, numbers, 2 do left[k] = left[k] - (before + tokens) end
+			put(log, w[FIRST + log], pack(form, unpack(left, 1, numbers)))
+			w[HEAD + log], w[BEFORE + log], w[NEXT + log] = 0, 0, left[1] + window
 			return
 		end
 		tokens = tokens - (total(charges, n) - before)
@@ -401,7 +407,6 @@ local function replace(log, at, from, to)
 		local i = search(first and w[HEAD + log] + 1 or 1, n, function(i) return charge(charges, i) >= at end)
 		if i <= n then
 			local before = i > 1 and total(charges, i - 1) or 0
-			if first then before = max(before, w[BEFORE + log]) end
 			local change = min(max(to - from, before - total(charges, i)), room)
 			local numbers = 2 * (n - i + 1)
 			local form = '>' .. rep('I8', numbers)
@@ -498,8 +503,10 @@ if now >= w[TURN] then
 	w[OTHERS] = maxAfter(OTHERS_PEAK, 0)
 	w[CHANGES] = now
 
-	-- Slots that were not used for as long as the window would be kept are forgotten, some at a time.
-	local swept = call('HSCAN', KEYS[1], call('HGET', KEYS[1], 'swept') or '0', 'MATCH', 'slot:*', 'COUNT', 100)
+	-- Slots that were not used for as long as the window would be kept are forgotten, some at a time: all are looked at
+	-- in a window, however many there are.
+	local some = max(100, math.ceil(call('HLEN', KEYS[1]) / (PARTS / 2)))
+	local swept = call('HSCAN', KEYS[1], call('HGET', KEYS[1], 'swept') or '0', 'MATCH', 'slot:*', 'COUNT', some)
 	changed.swept = swept[1]
 	for i = 1, #swept[2], 2 do
 		local _, _, at = unpackAt(ANSWER, swept[2][i + 1], 1)
