@@ -3,6 +3,7 @@ package redisshare
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -359,6 +360,10 @@ func TestNumbersAreWhole(t *testing.T) {
 			w.settled(g, 0)
 			w.used(maxTokens - 1)
 			require.Equal(t, quotashare.ReasonTooLarge, w.refuse(interactive, maxTokens+1).Reason)
+
+			// What a local Window admitted in an outage comes on top, as far as it can be held.
+			w.mailbox.put(Correction{Op: "charge", Class: interactive, Actual: maxTokens})
+			w.used(maxTokens)
 		})
 		b.bubble(t, func(t *testing.T) {
 			quota := classQuota(interactive, 10)
@@ -383,11 +388,17 @@ func TestNumbersAreWhole(t *testing.T) {
 				w.usage()
 				time.Sleep(1_234_567_891)
 			}
+			w.Observe(math.MaxInt64, 0)
+			w.Observe(math.MinInt64, 0)
+			w.Observe(-1, 0)
+			w.at(10 * time.Minute)
+			w.admit(interactive, 1).Settle(math.MaxInt64)
+			w.usage()
 			for _, r := range b.requests {
 				for _, some := range [][]int64{r.numbers, numbers(r.rule), r.answer} {
 					for _, n := range some {
-						require.GreaterOrEqual(t, n, int64(0), "%+v", r)
-						require.LessOrEqual(t, n, int64(maxTokens), "%+v", r)
+						require.GreaterOrEqual(t, n, int64(0), "%s %d", r.operation, r.numbers)
+						require.LessOrEqual(t, n, int64(maxTokens), "%s %d", r.operation, r.numbers)
 					}
 				}
 			}

@@ -65,11 +65,12 @@ func TestSettleReplacesTheEstimate(t *testing.T) {
 		b.bubble(t, func(t *testing.T) {
 			w := b.replica(t, classQuota(interactive, 1000))
 			settled, cancelled := w.admit(interactive, 100), w.admit(interactive, 100)
-			w.at(30 * time.Second)
-			w.admit(interactive, 7)
+			w.at(time.Second)
+			w.admit(interactive, 7) // which is none of theirs
 			w.at(time.Minute)
-			settled.Settle(500)
 			cancelled.Cancel()
+			w.used(7)
+			settled.Settle(500)
 			w.used(7)
 			require.EqualValues(t, 500, w.Stats().Classes[interactive].SettledTokens)
 		})

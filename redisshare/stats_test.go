@@ -304,6 +304,15 @@ func TestStatsOfAnOutage(t *testing.T) {
 		require.ErrorContains(t, s.Shared.Away, "gone")
 		require.Empty(t, s.Advice())
 
+		// Nor does a replica that knew no better say that the window was empty.
+		idle := b.replica(t, classQuota(interactive, 1000))
+		for range 10 {
+			_, _, err := idle.TryAcquire(t.Context(), interactive, 200)
+			require.ErrorIs(t, err, ErrAway)
+		}
+		require.EqualValues(t, 10, idle.Stats().Classes[interactive].Refused[quotashare.ReasonNone])
+		require.Empty(t, idle.Stats().Advice())
+
 		b.before.set(nil)
 		w.at(3 * time.Minute)
 		for _, call := range []*bubbleCall{waits, behind} {

@@ -596,14 +596,16 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 	t.Run("side by side", func(t *testing.T) {
 		b.bubble(t, func(t *testing.T) {
 			var q queue
-			places := []uint64{q.arrive(), q.arrive(), q.arrive(), q.arrive()}
-			for _, i := range []int{2, 0, 3, 1} {
-				q.join(int64(10+i), 11, places[i], false)
-			}
-			for i := range places {
-				first, _ := q.nextLocked()
-				require.EqualValues(t, 10+i, first.tokens)
-				q.leave(first)
+			for _, share := range []int64{100, 11, 1} { // within, some above, and above
+				places := []uint64{q.arrive(), q.arrive(), q.arrive(), q.arrive()}
+				for _, i := range []int{2, 0, 3, 1} {
+					q.join(int64(10+i), share, places[i], false)
+				}
+				for i := range places {
+					first, _ := q.nextLocked()
+					require.EqualValues(t, 10+i, first.tokens)
+					q.leave(first)
+				}
 			}
 			require.Zero(t, q.len())
 		})
