@@ -27,8 +27,8 @@ const (
 
 var (
 	// Closed refuses: nothing is admitted while Redis is away, and never more than the quota as long as Redis keeps what it
-	// confirmed. A failover may lose the newest charges, for Redis replicates behind its answers: then those who were
-	// charged notice, and nothing is admitted for a window; until one of them asks, others are.
+	// confirmed. A failover may lose the newest charges, for Redis replicates behind its answers, and a flush loses all.
+	// Those who were charged notice when they ask next, and nothing is admitted for a window; until then others are.
 	Closed = Mode{kind: closed}
 
 	// Open admits everything while Redis is away, and counts none of it. Where Redis has lost what was charged, it goes
