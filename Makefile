@@ -23,7 +23,7 @@ QUICK    := GOFLAGS="'-gcflags=github.com/...=-N -l'"
 
 test: ## run all tests
 	go test -shuffle=on ./...
-	@for module in $(NESTED); do (cd $$module && $(QUICK) go test ./...) || exit 1; done
+	@for module in $(NESTED); do (cd $$module && $(QUICK) go test -parallel 8 ./...) || exit 1; done
 
 lint: ## gofmt, vet and staticcheck, on every module
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }

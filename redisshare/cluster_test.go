@@ -376,6 +376,7 @@ func TestSentinelFailoverAfterLoss(t *testing.T) {
 // of it, asks first and is admitted until the count is above what a saw. Nobody can know better until a comes, whose
 // slot was answered later than the new master remembers: then nothing more is admitted for a window.
 func TestLossIsNoticedByWhoWasCharged(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("a failover takes seconds")
 	}

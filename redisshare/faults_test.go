@@ -334,6 +334,7 @@ func (l *traffic) requireBack() {
 
 // TestScriptFlush is case 88: the scripts are gone, and nobody notices.
 func TestScriptFlush(t *testing.T) {
+	t.Parallel()
 	node := newNode(t)
 	l := startLoad(t, replicasOf(t, node.addr, 0, loadQuota(2*time.Second), Closed, WithTimeout(maxTimeout))...)
 	l.fills()
@@ -352,6 +353,7 @@ func TestScriptFlush(t *testing.T) {
 
 // TestFlushAll: what was charged is gone. Redis decides nothing for a window, unless the mode is Open.
 func TestFlushAll(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, mode Mode) {
 		node := newNode(t)
 		quota := loadQuota(2 * time.Second)
@@ -386,6 +388,7 @@ func TestFlushAll(t *testing.T) {
 
 // TestRestart: Redis comes back without anything.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, mode Mode) {
 		node := newRealNode(t)
 		l := startLoad(t, replicasOf(t, node.addr, 0, loadQuota(2*time.Second), mode)...)
@@ -404,6 +407,7 @@ func TestRestart(t *testing.T) {
 
 // TestRollback: Redis comes back with what it had some time ago.
 func TestRollback(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, mode Mode) {
 		node := newRealNode(t, "--dir", t.TempDir())
 		l := startLoad(t, replicasOf(t, node.addr, 0, loadQuota(2*time.Second), mode)...)
@@ -431,6 +435,7 @@ func (l *traffic) requireInTime() {
 
 // TestPause: Redis stands still, and later does all that it was asked in between.
 func TestPause(t *testing.T) {
+	t.Parallel()
 	pause := 5 * time.Second
 	if testing.Short() {
 		pause = 2 * time.Second
@@ -475,6 +480,7 @@ func TestPause(t *testing.T) {
 // TestAnswersAreCutOff: every fifth run of the script is done, but its answer is lost. The client asks again, and gets
 // the same answer; or it does not, and what was charged is taken back.
 func TestAnswersAreCutOff(t *testing.T) {
+	t.Parallel()
 	for _, retries := range []int{0, -1} {
 		t.Run(fmt.Sprint(retries), func(t *testing.T) {
 			t.Parallel()
@@ -503,6 +509,7 @@ func TestAnswersAreCutOff(t *testing.T) {
 // request in its slot, or it comes after that one and charges nothing; but where the call is made, for the mode is Open,
 // it stands.
 func TestRequestsThatRunLate(t *testing.T) {
+	t.Parallel()
 	three := []int64{10, 20, 30}
 	for _, c := range []struct {
 		mode  Mode

@@ -100,18 +100,18 @@ type breaker struct {
 	outages uint64
 }
 
-// look returns nil if Redis may be asked, and otherwise why not, for how long at least, and whether it is up to the
-// caller to probe.
-func (b *breaker) look() (cause error, wait time.Duration, probe bool) {
+// look returns no cause if Redis may be asked, and otherwise why not, for how long at least, and whether it is up to
+// the caller to probe.
+func (b *breaker) look() (wait time.Duration, probe bool, cause error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.cause == nil {
-		return nil, 0, false
+		return 0, false, nil
 	}
 	wait = time.Until(b.until)
 	probe = wait <= 0 && !b.probing
 	b.probing = b.probing || probe
-	return b.cause, wait, probe
+	return wait, probe, b.cause
 }
 
 // fail tells that Redis did not answer a call. If that begins an outage, begin is called before anybody learns of it.
@@ -149,9 +149,9 @@ func (b *breaker) leave(cause error) {
 	b.cause, b.until = cause, time.Now().Add(wait)
 }
 
-// state returns why Redis is away, nil if it is not, and how often it was.
-func (b *breaker) state() (cause error, outages uint64) {
+// state returns how often Redis was away, and why it is now, nil if it is not.
+func (b *breaker) state() (outages uint64, cause error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.cause, b.outages
+	return b.outages, b.cause
 }

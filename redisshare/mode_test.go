@@ -58,7 +58,7 @@ func admit(t testing.TB, w *Window, class quotashare.Class, tokens int64) *quota
 func comesBack(t testing.TB, w *Window) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		cause, _ := w.away()
+		_, cause := w.away()
 		return cause == nil
 	}, 10*time.Second, time.Millisecond)
 }
@@ -632,6 +632,7 @@ func TestALossTakesWhatRedisToldLast(t *testing.T) {
 
 // TestALossLastsAWindow: what its error tells, and that it ends.
 func TestALossLastsAWindow(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	node := newNode(t)
 	quota := wholeQuota(1000)

@@ -288,7 +288,7 @@ func (w *Window) try(ctx context.Context, class quotashare.Class, tokens int64, 
 
 // decide asks Redis, or whoever decides while it is away. Of a call that is refused so many tokens count as demand.
 func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, tokens int64, loan bool, asked int64) (verdict, error) {
-	cause, wait := w.away()
+	wait, cause := w.away()
 	if cause != nil {
 		return w.without(class, tokens, cause, wait)
 	}
@@ -298,7 +298,7 @@ func (w *Window) decide(ctx context.Context, r *rules, class quotashare.Class, t
 			return verdict{}, end
 		}
 		w.failed(err)
-		if cause, wait = w.away(); cause == nil { // it is back already
+		if wait, cause = w.away(); cause == nil { // it is back already
 			cause = err
 		}
 		return w.without(class, tokens, cause, wait)
@@ -357,7 +357,7 @@ func (w *Window) behind(ctx context.Context, r *rules, class quotashare.Class, a
 		within = 0
 	}
 	wait := quotashare.Backoff(class, r.quota.Window)
-	if cause, _ := w.away(); cause != nil {
+	if _, cause := w.away(); cause != nil {
 		return wait, w.server.latest(r.quota.Window)
 	}
 	a, err := w.ask(ctx, r, "behind", int64(class), all-windows*largest, boolean(windows > 0), within)
@@ -387,7 +387,7 @@ func boolean(b bool) int64 {
 // Usage returns who holds what of the quota now. It is one round trip. The error is ErrAway, with what is wrong and
 // without a round trip while that is known, ErrLost, ErrClosed, or that of ctx.
 func (w *Window) Usage(ctx context.Context) (quotashare.Usage, error) {
-	err, _ := w.away()
+	_, err := w.away()
 	var a answer
 	select {
 	case <-w.closed:
@@ -519,13 +519,13 @@ func ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// away returns why Redis cannot be asked now, and for how long at least; nil if it can.
-func (w *Window) away() (error, time.Duration) {
-	cause, wait, probe := w.breaker.look()
+// away returns for how long at least Redis cannot be asked, and why; nil if it can.
+func (w *Window) away() (time.Duration, error) {
+	wait, probe, cause := w.breaker.look()
 	if probe && !w.begin(w.probe) {
 		w.breaker.probed(ErrClosed)
 	}
-	return cause, wait
+	return wait, cause
 }
 
 // failed tells that Redis did not answer a call. Those who wait for Redis to have room may be admitted by the mode now.

@@ -19,7 +19,7 @@ func (w *Window) Stats() quotashare.Stats {
 	usage := w.server.latest(r.quota.Window)
 	s, shared := w.stats.snapshot()
 	shared.Mode = w.mode.String()
-	shared.Away, shared.Outages = w.breaker.state()
+	shared.Outages, shared.Away = w.breaker.state()
 	shared.Pending, shared.Dropped = w.mailbox.state()
 	s.Shared = &shared
 	s.Used, s.Others, s.Quota = total(&usage), usage.Others, r.quota.Tokens
