@@ -133,7 +133,7 @@ func parse(operation, got string) (a answer, err error) {
 		return a, fmt.Errorf("redisshare: others of this name have a window of %v: want the same for all, or another name", microseconds(n[1]))
 	case n[0] == statusStale && len(got) == 8:
 		return a, errors.New("redisshare: a newer request was faster")
-	case n[0] != statusDone || len(got) != len(n)*8:
+	case n[0] != statusDone || len(got) != len(n)*8 && len(got) != 14*8: // without Recent
 		return a, fmt.Errorf("redisshare: the script answered %q: want its numbers", got)
 	}
 	a.reason, a.at, a.wait = quotashare.Reason(n[1]), n[2], microseconds(n[3])

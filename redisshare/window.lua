@@ -45,7 +45,9 @@ end
 -- The forms of what is packed; written out, since to make them takes longer than to use them.
 local NUMBER, CHARGE, CORRECTION = '>I8', '>I8I8', '>I8I8I8I8I8'
 local ANSWER, LOG, REQUEST = '>I8I8I8I8I8I8', '>I8I8I8I8I8I8I8', '>I8I8I8I8I8I8I8I8I8I8I8'
-local RULE, REPLY = '>I8I8I8I8I8I8I8I8I8I8I8I8I8', '>I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8'
+local RULE, REPLY, USAGE = '>I8I8I8I8I8I8I8I8I8I8I8I8I8',
+	'>I8I8I8I8I8I8I8I8I8I8I8I8I8I8',
+	'>I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8'
 local HEADER = '>I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8'
 
 local operation = ARGV[1]
@@ -75,8 +77,8 @@ local got = call('HMGET', KEYS[1], 'w', ARGV[4], 'log' .. (class or 0))
 local w = got[1] and {unpackAt(HEADER, got[1], 1)}
 
 -- A duplicate gets the answer of the original.
-local answered = got[2] and {unpackAt(ANSWER, got[2], 1)}
-if answered and answered[1] > seq then return pack(NUMBER, STALE) end
+local last = got[2] and unpackAt(NUMBER, got[2], 1) or 0
+if last > seq then return pack(NUMBER, STALE) end
 
 local changed = {} -- fields of the hash: false is one that is not there any more
 
@@ -89,10 +91,6 @@ if w and w[WINDOW] ~= window then return pack(CHARGE, OTHER_WINDOW, w[WINDOW]) e
 local grain = math.ceil(window / GRAINS)
 local part = math.ceil(window / PARTS)
 local stretch = grain * 50 -- a window touches 13 of them at most
-
--- Nothing is left this long after the last call, in milliseconds. A decision is sent again for less than ten seconds, and
--- a correction for less than a window.
-local ttl = math.ceil((window + part) / 1000) + 10000
 
 local now, new, disagree = clock, not w, 0
 if new then
@@ -110,7 +108,7 @@ else
 	w[NOW] = now
 	-- What a newer epoch, a later count or a later answer in this slot saw, and a failover lost, is somewhere in the last
 	-- window. What an older epoch saw was charged before this one began.
-	local unknown = prior > 0 and (not answered or answered[1] < prior)
+	local unknown = last < prior
 	if epoch > w[EPOCH] or epoch == w[EPOCH] and (count > w[COUNT] or unknown) then
 		w[EPOCH], w[LOSS] = now, 1
 	elseif epoch ~= 0 and epoch < w[EPOCH] then
@@ -121,7 +119,7 @@ end
 
 -- What most calls need: nothing has changed but the time, and the call fits. It is what follows, without its functions,
 -- for to make these takes longer than to decide.
-if class and now < w[CHANGES] and void == 0 and w[LOSS] == 0 and not (answered and answered[1] == seq) then
+if class and now < w[CHANGES] and void == 0 and w[LOSS] == 0 and last < seq then
 	local e, mine = arg2, w[SUM + class]
 	local own = e <= rule[SHARE + class] - mine
 	local left = (own and most or quota) - w[OTHERS]
@@ -163,7 +161,7 @@ if class and now < w[CHANGES] and void == 0 and w[LOSS] == 0 and not (answered a
 		call('HSET', KEYS[1], 'w', pack(HEADER, unpack(w, 1, 30)), ARGV[4], pack(ANSWER, seq, reason, now, 0, class, e),
 			'log' .. class, pack(LOG, len, leaves, now, pending, first, head, before), unpack(changed))
 		return pack(REPLY, DONE, reason, now, 0, w[EPOCH], w[COUNT], disagree, w[SUM + 1], w[SUM + 2], w[SUM + 3],
-			w[DEMAND + 1], w[DEMAND + 2], w[DEMAND + 3], w[OTHERS], 0, 0, 0)
+			w[DEMAND + 1], w[DEMAND + 2], w[DEMAND + 3], w[OTHERS])
 	end
 end
 
@@ -174,6 +172,11 @@ if not new then
 	end
 end
 local touched = {} -- logs
+local answered = last > 0 and {unpackAt(ANSWER, got[2], 1)}
+
+-- Nothing is left this long after the last call, in milliseconds. A decision is sent again for less than ten seconds, and
+-- a correction for less than a window.
+local ttl = math.ceil((window + part) / 1000) + 10000
 
 -- finish writes what was changed, remembers the answer, and returns it.
 local recent = {0, 0, 0} -- of a usage; of "behind" the first is when so many fit within the share
@@ -195,7 +198,7 @@ local function finish(reason, at, wait, c, e)
 	end
 	call('HSET', KEYS[1], unpack(set))
 	call('PEXPIRE', KEYS[1], ttl)
-	return pack(REPLY, DONE, reason, at, wait, w[EPOCH], w[COUNT], disagree, w[SUM + 1], w[SUM + 2], w[SUM + 3],
+	return pack(USAGE, DONE, reason, at, wait, w[EPOCH], w[COUNT], disagree, w[SUM + 1], w[SUM + 2], w[SUM + 3],
 		w[DEMAND + 1], w[DEMAND + 2], w[DEMAND + 3], w[OTHERS], recent[1], recent[2], recent[3])
 end
 
@@ -522,7 +525,7 @@ if now >= w[CHANGES] then
 end
 
 -- A duplicate. That there was no decision is none to repeat.
-local again = answered and answered[1] == seq
+local again = last == seq
 if again and class and answered[2] > 0 then return finish(unpack(answered, 2, 6)) end
 
 -- settle replaces a charge that still counts.
@@ -535,7 +538,7 @@ end
 
 -- Nobody waited for the answer to an earlier request in this slot: what it charged is given back. If it comes only now,
 -- it is stale.
-if answered and void > 0 and answered[1] >= void and answered[5] > 0 then settle(answered[5], answered[3], answered[6], 0) end
+if void > 0 and last >= void and answered[5] > 0 then settle(answered[5], answered[3], answered[6], 0) end
 
 -- The usage was lost: what was charged before the epoch leaves within a window of its beginning. Until then nobody
 -- knows how much there is.
