@@ -847,6 +847,17 @@ func TestAWaiterUnderAnotherQuota(t *testing.T) {
 		})
 	})
 
+	// The quota changes just after the call was refused, and before it waits.
+	t.Run("too large before it waits", func(t *testing.T) {
+		b.bubble(t, func(t *testing.T) {
+			w := b.replica(t, classQuota(batchClass, 100))
+			w.admit(batchClass, 100)
+			b.after.set(func(context.Context, *bubbleRequest) error { return w.SetQuota(classQuota(batchClass, 50)) })
+			denied := w.acquire(t.Context(), batchClass, 51).deniedAt(0)
+			require.Equal(t, quotashare.Decision{Reason: quotashare.ReasonTooLarge}, denied.Decision)
+		})
+	})
+
 	t.Run("above the share", func(t *testing.T) {
 		b.bubble(t, func(t *testing.T) {
 			quota := quotashare.Quota{Tokens: 1000, Floors: quotashare.NoFloors, Pace: 1}
@@ -925,6 +936,30 @@ func TestWaitersAreDemand(t *testing.T) {
 			w.at(30 * time.Second)
 			w.wakeAll()
 			demand(59)
+		})
+	})
+
+	// Who is admitted tells nothing, nor does who hears nothing.
+	t.Run("not by those who are admitted", func(t *testing.T) {
+		b.bubble(t, func(t *testing.T) {
+			w := b.replica(t, quota)
+			g := w.admit(interactive, 40)
+			w.admit(interactive, 960)
+			first := w.acquire(t.Context(), batchClass, 30)
+			w.acquire(t.Context(), batchClass, 20)
+			w.settled(g, 10)
+			first.admittedAt(0)
+			require.EqualValues(t, 30+30+20, w.usage().Demand[batchClass], "used, refused before, and refused now")
+			b.before.set(func(context.Context, *bubbleRequest) error { return errors.New("gone") })
+			w.acquire(t.Context(), batchClass, 5)
+			w.wakeAll()
+			synctest.Wait()
+			b.before.set(nil)
+			w.at(10 * time.Second)
+			w.wakeAll() // Redis is back
+			synctest.Wait()
+			w.wakeAll()
+			require.EqualValues(t, 30+30+20+5, w.usage().Demand[batchClass])
 		})
 	})
 
