@@ -265,7 +265,7 @@ func (w *replica) waiting(class quotashare.Class, want int) {
 	}
 }
 
-// settled is Settle, or Cancel for nil, that has reached Redis.
+// settled is Settle that has reached Redis.
 func (w *replica) settled(g *quotashare.Grant, actual int64) {
 	g.Settle(actual)
 	synctest.Wait()
@@ -554,7 +554,7 @@ func TestADeadlineOfTheCallerIsNoOutage(t *testing.T) {
 
 // Who waits, and who goes first.
 
-// TestWaitersAreServedInOrder: in the order of arrival, whatever their size, and those who come later stand behind them.
+// TestWaitersAreServedInOrder: in the order of arrival, whatever their size, and those who come later stand behind.
 func TestWaitersAreServedInOrder(t *testing.T) {
 	b := newBubbleRedis(t)
 	for class := range quotashare.Class(quotashare.NumClasses) {
@@ -1009,7 +1009,9 @@ func TestWhoWaitsAsksNoSoonerThanItMayFit(t *testing.T) {
 			quotashare.Quota{Tokens: 100, Window: window}, Closed)
 		require.NoError(t, err)
 		grain := max(window/600, time.Microsecond)
-		for _, hint := range []time.Duration{0, 1, grain - 1, grain, 3 * grain, 100 * grain, window, 2 * window, 1000 * window} {
+		for _, hint := range []time.Duration{
+			0, 1, grain - 1, grain, 3 * grain, 100 * grain, window, 2 * window, 1000 * window,
+		} {
 			least := max(hint, grain)
 			low, high := 2*least, time.Duration(0)
 			for range 1000 {
@@ -1024,8 +1026,8 @@ func TestWhoWaitsAsksNoSoonerThanItMayFit(t *testing.T) {
 	}
 }
 
-// TestWaitersOfAllReplicasAreServed: nobody asks before it was told to, but who waits for others of its process; and the
-// quota holds.
+// TestWaitersOfAllReplicasAreServed: nobody asks before it was told to, but who waits for others of its process; and
+// the quota holds.
 func TestWaitersOfAllReplicasAreServed(t *testing.T) {
 	b := newBubbleRedis(t)
 	b.bubble(t, func(t *testing.T) {
@@ -1088,7 +1090,8 @@ func TestTheSameInRealTime(t *testing.T) {
 	}
 	replicas := []*Window{}
 	for range 2 {
-		w, err := New(client, t.Name(), quota, Closed, WithTimeout(4*time.Second), WithMaxWait(background, 20*time.Millisecond))
+		w, err := New(client, t.Name(), quota, Closed,
+			WithTimeout(4*time.Second), WithMaxWait(background, 20*time.Millisecond))
 		require.NoError(t, err)
 		closeAfter(t, w)
 		replicas = append(replicas, w)
@@ -1150,8 +1153,8 @@ func TestCloseEndsWaits(t *testing.T) {
 	})
 }
 
-// TestStress: many callers of two replicas, who wait, give up, settle and cancel, some of them twice. In the end what is
-// used is what they used.
+// TestStress: many callers of two replicas, who wait, give up, settle and cancel, some of them twice. In the end what
+// is used is what they used.
 func TestStress(t *testing.T) {
 	client := newNode(t).client()
 	ctx := context.Background()
