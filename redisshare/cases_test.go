@@ -19,8 +19,8 @@ import (
 
 // Cases of public failures of limiters that share their state through Redis. Each test is named for what goes right.
 
-// Case 86: replicas whose clocks differ share one window, on the clock of Redis. Nothing of their own clocks is sent. And
-// where the clock of Redis itself steps back, for another server has taken over, nothing is forgotten for that.
+// Case 86: replicas whose clocks differ share one window, on the clock of Redis. Nothing of their own clocks is sent.
+// And where the clock of Redis itself steps back, for another server has taken over, nothing is forgotten for that.
 func TestTheClocksOfReplicasDecideNothing(t *testing.T) {
 	b := newBubbleRedis(t)
 	for _, window := range []time.Duration{time.Minute, 10 * time.Second, time.Hour} {
@@ -167,7 +167,8 @@ func TestEachKeyExpires(t *testing.T) {
 								least = quota.Window.Truncate(time.Millisecond)
 							}
 							require.Greater(t, ttl, least, "seed %d, step %d: %s", seed, step, what)
-							require.LessOrEqual(t, ttl, quota.Window*13/12+margin+2*time.Millisecond, "seed %d, step %d: %s", seed, step, what)
+							most := quota.Window*13/12 + margin + 2*time.Millisecond
+							require.LessOrEqual(t, ttl, most, "seed %d, step %d: %s", seed, step, what)
 						}
 						step := time.Duration(r.Int64N(int64(quota.Window)/8 + 1))
 						if r.IntN(20) == 0 {
@@ -213,8 +214,8 @@ func TestEachKeyExpires(t *testing.T) {
 	})
 }
 
-// Case 88: Redis has forgotten the script, for it was flushed, or for another server has taken over. The next call sends
-// it again, and is charged once.
+// Case 88: Redis has forgotten the script, for it was flushed, or for another server has taken over. The next call
+// sends it again, and is charged once.
 func TestTheScriptIsSentAgain(t *testing.T) {
 	ctx := context.Background()
 	client := newNode(t).client()
@@ -286,8 +287,8 @@ func TestNumbersAreWhole(t *testing.T) {
 	b := newBubbleRedis(t)
 	t.Run("waits", func(t *testing.T) {
 		for _, left := range []time.Duration{
-			700 * time.Millisecond, 999_999 * time.Microsecond, time.Millisecond, 1500 * time.Microsecond, 999 * time.Microsecond,
-			time.Microsecond, 59*time.Second + 999_999*time.Microsecond,
+			700 * time.Millisecond, 999_999 * time.Microsecond, time.Millisecond, 1500 * time.Microsecond,
+			999 * time.Microsecond, time.Microsecond, 59*time.Second + 999_999*time.Microsecond,
 		} {
 			b.bubble(t, func(t *testing.T) {
 				w := b.replica(t, classQuota(interactive, 10))
@@ -377,7 +378,8 @@ func TestNumbersAreWhole(t *testing.T) {
 	// Each number that the script is sent, and each that it answers.
 	t.Run("sent", func(t *testing.T) {
 		b.bubble(t, func(t *testing.T) {
-			quota := quotashare.Quota{Tokens: 1000, Shares: quotashare.Fractions{interactive: 1.0 / 3, background: 0.29, batchClass: 0.1}}
+			quota := quotashare.Quota{Tokens: 1000}
+			quota.Shares = quotashare.Fractions{interactive: 1.0 / 3, background: 0.29, batchClass: 0.1}
 			w := b.replica(t, quota)
 			for i := range int64(50) {
 				g, _, err := w.TryAcquire(t.Context(), quotashare.Class(i%3), 1+7*i%90)
@@ -525,8 +527,8 @@ func TestAWindowTakesLittleMemory(t *testing.T) {
 	}
 }
 
-// TestCallersAreForgotten: what the window remembers of a caller, so as to know its requests again, goes when it has been
-// silent for as long as a window and ten seconds, however many come and go.
+// TestCallersAreForgotten: what the window remembers of a caller, so as to know its requests again, goes when it has
+// been silent for as long as a window and ten seconds, however many come and go.
 func TestCallersAreForgotten(t *testing.T) {
 	client := newRealNode(t).client()
 	quota := classQuota(interactive, 1_000_000)

@@ -447,7 +447,8 @@ func TestLooseCallsOfAWindow(t *testing.T) {
 
 // Who shares a window.
 
-// TestAnotherWindowLength: one name is one window, of one length. A replica with another one is told, and changes nothing.
+// TestAnotherWindowLength: one name is one window, of one length. A replica with another one is told, and changes
+// nothing.
 func TestAnotherWindowLength(t *testing.T) {
 	b := newBubbleRedis(t)
 	b.bubble(t, func(t *testing.T) {
@@ -568,7 +569,8 @@ func TestTheEmbeddedCodec(t *testing.T) {
 					operation, args = "behind", []int64{class, tokens, r.Int64N(2), r.Int64N(tokens)}
 				case n < 5 && len(charges) > 0:
 					i := r.IntN(len(charges))
-					operation, args = "correct", []int64{0, int64(charges[i].usage.Others), charges[i].at, sizes[i], r.Int64N(2 * sizes[i])}
+					operation = "correct"
+					args = []int64{0, charges[i].usage.Others, charges[i].at, sizes[i], r.Int64N(2 * sizes[i])}
 				case n == 5:
 					operation, args = "correct", []int64{2, 0, 0, r.Int64N(6e6), r.Int64N(quota.Tokens)}
 				default:

@@ -294,7 +294,7 @@ func TestStatsOfAnOutage(t *testing.T) {
 		require.EqualValues(t, 1000, s.Classes[interactive].Refused[quotashare.ReasonNone])
 		require.EqualValues(t, 1, s.Classes[interactive].Refused[quotashare.ReasonQuotaFull])
 		require.InDelta(t, 0.9, s.Classes[interactive].FillAtRefusal, 1e-9)
-		require.EqualValues(t, 1, s.Classes[interactive].HeldUpWithinShare+s.Classes[interactive].Refused[quotashare.ReasonQuotaFull])
+		require.Zero(t, s.Classes[interactive].HeldUpWithinShare)
 		require.EqualValues(t, 1, s.Classes[batchClass].Waits[quotashare.ReasonNone])
 		require.EqualValues(t, 1, s.Classes[batchClass].Waits[quotashare.ReasonQueued])
 		require.EqualValues(t, 1, s.Classes[batchClass].Refused[quotashare.ReasonQueued])

@@ -265,7 +265,7 @@ func (w *replica) waiting(class quotashare.Class, want int) {
 	}
 }
 
-// settled is Settle, or Cancel for nil, that has reached Redis.
+// settled is Settle that has reached Redis.
 func (w *replica) settled(g *quotashare.Grant, actual int64) {
 	g.Settle(actual)
 	synctest.Wait()
@@ -554,7 +554,7 @@ func TestADeadlineOfTheCallerIsNoOutage(t *testing.T) {
 
 // Who waits, and who goes first.
 
-// TestWaitersAreServedInOrder: in the order of arrival, whatever their size, and those who come later stand behind them.
+// TestWaitersAreServedInOrder: in the order of arrival, whatever their size, and those who come later stand behind.
 func TestWaitersAreServedInOrder(t *testing.T) {
 	b := newBubbleRedis(t)
 	for class := range quotashare.Class(quotashare.NumClasses) {
@@ -847,6 +847,17 @@ func TestAWaiterUnderAnotherQuota(t *testing.T) {
 		})
 	})
 
+	// The quota changes just after the call was refused, and before it waits.
+	t.Run("too large before it waits", func(t *testing.T) {
+		b.bubble(t, func(t *testing.T) {
+			w := b.replica(t, classQuota(batchClass, 100))
+			w.admit(batchClass, 100)
+			b.after.set(func(context.Context, *bubbleRequest) error { return w.SetQuota(classQuota(batchClass, 50)) })
+			denied := w.acquire(t.Context(), batchClass, 51).deniedAt(0)
+			require.Equal(t, quotashare.Decision{Reason: quotashare.ReasonTooLarge}, denied.Decision)
+		})
+	})
+
 	t.Run("above the share", func(t *testing.T) {
 		b.bubble(t, func(t *testing.T) {
 			quota := quotashare.Quota{Tokens: 1000, Floors: quotashare.NoFloors, Pace: 1}
@@ -928,6 +939,30 @@ func TestWaitersAreDemand(t *testing.T) {
 		})
 	})
 
+	// Who is admitted tells nothing, nor does who hears nothing.
+	t.Run("not by those who are admitted", func(t *testing.T) {
+		b.bubble(t, func(t *testing.T) {
+			w := b.replica(t, quota)
+			g := w.admit(interactive, 40)
+			w.admit(interactive, 960)
+			first := w.acquire(t.Context(), batchClass, 30)
+			w.acquire(t.Context(), batchClass, 20)
+			w.settled(g, 10)
+			first.admittedAt(0)
+			require.EqualValues(t, 30+30+20, w.usage().Demand[batchClass], "used, refused before, and refused now")
+			b.before.set(func(context.Context, *bubbleRequest) error { return errors.New("gone") })
+			w.acquire(t.Context(), batchClass, 5)
+			w.wakeAll()
+			synctest.Wait()
+			b.before.set(nil)
+			w.at(10 * time.Second)
+			w.wakeAll() // Redis is back
+			synctest.Wait()
+			w.wakeAll()
+			require.EqualValues(t, 30+30+20+5, w.usage().Demand[batchClass])
+		})
+	})
+
 	// A full window of others keeps them waiting for as long as they can wait, and what they ask for is held all the time.
 	t.Run("for as long as they wait", func(t *testing.T) {
 		b.bubble(t, func(t *testing.T) {
@@ -974,7 +1009,9 @@ func TestWhoWaitsAsksNoSoonerThanItMayFit(t *testing.T) {
 			quotashare.Quota{Tokens: 100, Window: window}, Closed)
 		require.NoError(t, err)
 		grain := max(window/600, time.Microsecond)
-		for _, hint := range []time.Duration{0, 1, grain - 1, grain, 3 * grain, 100 * grain, window, 2 * window, 1000 * window} {
+		for _, hint := range []time.Duration{
+			0, 1, grain - 1, grain, 3 * grain, 100 * grain, window, 2 * window, 1000 * window,
+		} {
 			least := max(hint, grain)
 			low, high := 2*least, time.Duration(0)
 			for range 1000 {
@@ -989,8 +1026,8 @@ func TestWhoWaitsAsksNoSoonerThanItMayFit(t *testing.T) {
 	}
 }
 
-// TestWaitersOfAllReplicasAreServed: nobody asks before it was told to, but who waits for others of its process; and the
-// quota holds.
+// TestWaitersOfAllReplicasAreServed: nobody asks before it was told to, but who waits for others of its process; and
+// the quota holds.
 func TestWaitersOfAllReplicasAreServed(t *testing.T) {
 	b := newBubbleRedis(t)
 	b.bubble(t, func(t *testing.T) {
@@ -1053,7 +1090,8 @@ func TestTheSameInRealTime(t *testing.T) {
 	}
 	replicas := []*Window{}
 	for range 2 {
-		w, err := New(client, t.Name(), quota, Closed, WithTimeout(4*time.Second), WithMaxWait(background, 20*time.Millisecond))
+		w, err := New(client, t.Name(), quota, Closed,
+			WithTimeout(4*time.Second), WithMaxWait(background, 20*time.Millisecond))
 		require.NoError(t, err)
 		closeAfter(t, w)
 		replicas = append(replicas, w)
@@ -1115,8 +1153,8 @@ func TestCloseEndsWaits(t *testing.T) {
 	})
 }
 
-// TestStress: many callers of two replicas, who wait, give up, settle and cancel, some of them twice. In the end what is
-// used is what they used.
+// TestStress: many callers of two replicas, who wait, give up, settle and cancel, some of them twice. In the end what
+// is used is what they used.
 func TestStress(t *testing.T) {
 	client := newNode(t).client()
 	ctx := context.Background()
