@@ -2,10 +2,13 @@ package redisshare
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,12 +50,19 @@ func newRealNode(t testing.TB, args ...string) *node {
 	return newNode(t, args...)
 }
 
+// freeAddr returns an address at which nobody listens. Ports of the kernel's own choice are those that clients get, too,
+// so it chooses below them.
 func freeAddr(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
+	for range 100 {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 15_000+rand.IntN(15_000)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
+	}
+	require.FailNow(t, "no port is free")
+	return ""
 }
 
 func (n *node) start() {
@@ -70,7 +80,10 @@ func (n *node) start() {
 	require.NoError(n.t, n.cmd.Start())
 	c := redis.NewClient(&redis.Options{Addr: n.addr, ContextTimeoutEnabled: true})
 	defer c.Close()
-	require.Eventually(n.t, func() bool { return c.Ping(context.Background()).Err() == nil }, 10*time.Second, 10*time.Millisecond)
+	pid := fmt.Sprintf("process_id:%d\r", n.cmd.Process.Pid) // another may have got the port meanwhile
+	require.Eventually(n.t, func() bool {
+		return strings.Contains(c.Info(context.Background(), "server").Val(), pid)
+	}, 10*time.Second, 10*time.Millisecond)
 }
 
 func (n *node) stop() {
