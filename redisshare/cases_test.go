@@ -617,3 +617,23 @@ func TestIdleNamesTakeNothing(t *testing.T) {
 	require.EqualValues(t, 1, client.DBSize(ctx).Val())
 	require.Less(t, used(), before+1<<20, "as at the start")
 }
+
+// TestManyShortLivedCallersAreForgotten: as fast as they come.
+func TestManyShortLivedCallersAreForgotten(t *testing.T) {
+	client := newRealNode(t).client()
+	quota := classQuota(interactive, 1_000_000)
+	l := newLoad(t, client, quota)
+	for i := range 30_000 { // 100 a second, for 300 seconds
+		l.call(fmt.Sprint("slot:", i, ":0"), interactive, 1)
+		l.now = l.now.Add(10 * time.Millisecond)
+		if i%1000 == 0 {
+			l.flush()
+		}
+		if i%5000 == 0 {
+			t.Log(i/100, "s:", l.fields(), "fields", l.memory(), "bytes")
+		}
+	}
+	l.flush()
+	t.Log(l.fields(), "fields")
+	require.Less(t, l.fields(), int64(75*100*3/2))
+}

@@ -572,3 +572,26 @@ func TestTheProvidersWordReachesAllReplicas(t *testing.T) {
 		})
 	})
 }
+
+// TestCloseGivesUp: while Redis is away Close does not try each of many pending corrections for seconds.
+func TestCloseGivesUp(t *testing.T) {
+	b := newBubbleRedis(t)
+	b.bubble(t, func(t *testing.T) {
+		quota := classQuota(interactive, 100_000)
+		quota.Window = time.Hour
+		w := b.inMode(t, quota, Closed)
+		var grants []*quotashare.Grant
+		for range 50 * batch {
+			grants = append(grants, w.admit(interactive, 10))
+		}
+		b.before.set(func(context.Context, *bubbleRequest) error { return errors.New("gone") })
+		for _, g := range grants {
+			g.Settle(4)
+		}
+		began := time.Now()
+		require.NoError(t, w.Close(context.Background()))
+		t.Log("Close took", time.Since(began))
+		require.Less(t, time.Since(began), 30*time.Second)
+		require.EqualValues(t, 50*batch, w.Stats().Shared.Dropped)
+	})
+}
