@@ -88,7 +88,7 @@ func (w *Window) Stats() Stats {
 		n, q := w.stats[c], &w.queues[c]
 		n.Used, n.Share, n.Held = w.usage.Used[c], w.rule.share[c], held[c]
 		n.Waiting = q.within.Len() + q.above.Len()
-		if heldUp := n.heldUp(); heldUp > 0 {
+		if heldUp := n.HeldUp(); heldUp > 0 {
 			n.FillAtRefusal = n.fill / float64(heldUp)
 		}
 		s.Classes[c] = n.ClassStats
@@ -96,9 +96,10 @@ func (w *Window) Stats() Stats {
 	return s
 }
 
-// heldUp returns how many calls were refused that waiting could help, or had to wait. Of those that another limiter
-// counts as ReasonNone, since it could not decide, nobody knows how full the window was.
-func (c *ClassStats) heldUp() (calls uint64) {
+// HeldUp returns how many calls were refused that waiting could help, or had to wait: those over which FillAtRefusal is
+// the average. Calls that another limiter counts as ReasonNone, since it could not decide, are not among them: nobody
+// knows how full the window was.
+func (c *ClassStats) HeldUp() (calls uint64) {
 	for reason := ReasonNone + 1; reason < NumReasons; reason++ {
 		if !reason.permanent() {
 			calls += c.Refused[reason] + c.Waits[reason]
@@ -123,7 +124,7 @@ func (s Stats) Advice() []string {
 	var advice []string
 	for class := range Class(NumClasses) {
 		c := &s.Classes[class]
-		heldUp := c.heldUp()
+		heldUp := c.HeldUp()
 		calls := c.Admitted - c.WaitsAdmitted + heldUp
 		if heldUp == 0 || heldUp*100 < calls {
 			continue

@@ -228,7 +228,8 @@ func (w *watched) snapshot() *snapshot {
 	defer w.mu.Unlock()
 	s := &snapshot{label: w.label, Stats: w.window.Stats()}
 	for class := range s.Classes {
-		held := heldUpOf(&s.Classes[class])
+		held := heldUp{calls: s.Classes[class].HeldUp()}
+		held.fill = s.Classes[class].FillAtRefusal * float64(held.calls)
 		// The sum is right but for rounding. Were it told to fall by that, Prometheus would take it for one that began
 		// anew, and count all of it once more.
 		if last := w.last[class]; held.calls >= last.calls {
@@ -237,18 +238,6 @@ func (w *watched) snapshot() *snapshot {
 		w.last[class], s.held[class] = held, held
 	}
 	return s
-}
-
-// heldUpOf takes the sum out of ClassStats.FillAtRefusal: the average over the calls that waiting could help and that
-// were decided.
-func heldUpOf(c *quotashare.ClassStats) (held heldUp) {
-	for reason := quotashare.ReasonNone + 1; reason < quotashare.NumReasons; reason++ {
-		if d := (quotashare.Decision{Reason: reason}); !d.Permanent() {
-			held.calls += c.Refused[reason] + c.Waits[reason]
-		}
-	}
-	held.fill = c.FillAtRefusal * float64(held.calls)
-	return held
 }
 
 // A write fills in the value of a metric.

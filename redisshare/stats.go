@@ -54,21 +54,16 @@ type counters struct {
 	mu     sync.Mutex
 	s      quotashare.Stats // but for what Stats fills in
 	shared quotashare.SharedStats
-	n      [quotashare.NumClasses]heldUps // for FillAtRefusal
-}
-
-type heldUps struct {
-	calls uint64
-	fill  float64
+	fill   [quotashare.NumClasses]float64 // sum, over calls held up, of how full the window was
 }
 
 func (c *counters) snapshot() (quotashare.Stats, quotashare.SharedStats) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.s
-	for class, n := range c.n {
-		if n.calls > 0 {
-			s.Classes[class].FillAtRefusal = n.fill / float64(n.calls)
+	for class, fill := range c.fill {
+		if heldUp := s.Classes[class].HeldUp(); heldUp > 0 {
+			s.Classes[class].FillAtRefusal = fill / float64(heldUp)
 		}
 	}
 	return s, c.shared
@@ -107,20 +102,15 @@ func (c *counters) admitLocked(class quotashare.Class, tokens int64, reason quot
 }
 
 func (c *counters) holdUpLocked(class quotashare.Class, tokens int64, v verdict, r *rules) {
-	if v.decision.Permanent() {
+	if v.decision.Permanent() || v.decision.Reason == quotashare.ReasonNone { // nobody knows how full it was
 		return
 	}
-	if v.decision.Reason == quotashare.ReasonNone { // nobody knows how full it was
-		return
-	}
-	n := &c.n[class]
-	n.calls++
 	quota, share := r.quota.Tokens, r.limits[class].Share
 	if v.local != nil {
 		q := v.local.Quota()
 		quota, share = q.Tokens, q.Limits(class).Share
 	}
-	n.fill += float64(total(&v.usage)) / float64(quota)
+	c.fill[class] += float64(total(&v.usage)) / float64(quota)
 	if v.decision.Reason != quotashare.ReasonQueued && tokens <= share-v.usage.Used[class] {
 		c.s.Classes[class].HeldUpWithinShare++
 	}
