@@ -99,7 +99,7 @@ func WithDropped(report func(Correction, error)) Option {
 //
 // What a name needs in Redis is one hash, whose key begins with "quotashare:" and has the name as its hash tag for a
 // Cluster. It takes less than 100 KiB at any rate of calls, and 200 bytes for each of those that were under way at once
-// lately: a Window has 127 at most. It is gone ten seconds and 13 twelfths of a window after the last call. Scripts must
+// lately: a Window has 128 at most. It is gone ten seconds and 13 twelfths of a window after the last call. Scripts must
 // be allowed. It is tested with Redis 7. A window of another length under the same name is, to this replica, as if Redis
 // were away.
 //
@@ -215,8 +215,8 @@ func (w *Window) newLocal(quota quotashare.Quota, taken int64) error {
 }
 
 // TryAcquire decides as quotashare.Window.TryAcquire does, for all replicas at once, in one round trip: two for a call
-// that needs a loan behind larger waiters, and none for one that is invalid or too large. RetryAfter is exact to the microsecond when nobody else
-// asks.
+// that needs a loan behind larger waiters, and none for one that is invalid or too large. RetryAfter is exact to the
+// microsecond when nobody else asks.
 //
 // While calls of the class wait in Acquire of this process, they come first, and the refusal is ReasonQueued. Other
 // processes' waiters are not known: they come back like anybody else.
@@ -367,9 +367,7 @@ func (w *Window) behind(ctx context.Context, r *rules, class quotashare.Class, a
 		}
 		return wait, w.server.latest(r.quota.Window)
 	}
-	if windows > int64((1<<62)/r.quota.Window) {
-		windows = int64((1 << 62) / r.quota.Window)
-	}
+	windows = min(windows, int64((1<<62)/r.quota.Window))
 	wait = a.wait + time.Duration(windows)*r.quota.Window
 	if within > 0 {
 		wait = min(wait, a.within)
@@ -387,13 +385,13 @@ func boolean(b bool) int64 {
 // Usage returns who holds what of the quota now. It is one round trip. The error is ErrAway, with what is wrong and
 // without a round trip while that is known, ErrLost, ErrClosed, or that of ctx.
 func (w *Window) Usage(ctx context.Context) (quotashare.Usage, error) {
-	_, err := w.away()
-	var a answer
 	select {
 	case <-w.closed:
 		return quotashare.Usage{}, ErrClosed
 	default:
 	}
+	var a answer
+	_, err := w.away()
 	if err == nil {
 		a, err = w.ask(ctx, w.rules.Load(), "usage")
 	}
@@ -496,7 +494,7 @@ func (w *Window) ask(ctx context.Context, r *rules, operation string, args ...in
 	defer cancel()
 	one, err := w.server.take(within)
 	if err != nil {
-		return a, fmt.Errorf("%d requests are under way: %w", slots-1, err)
+		return a, fmt.Errorf("%d requests are under way: %w", slots, err)
 	}
 	defer w.server.release(one)
 	one.sent++

@@ -272,19 +272,12 @@ func (w *Window) Acquire(ctx context.Context, class quotashare.Class, estTokens 
 	if class < quotashare.NumClasses {
 		patience = w.maxWait[class]
 	}
-	if patience == 0 {
-		v, err := w.try(ctx, class, estTokens, true)
-		w.stats.decided(class, estTokens, v, err, w.rules.Load())
-		if v.decision.Admitted {
-			return v.grant(), nil
-		}
-		w.patient(class, &v)
-		return quotashare.Grant{}, w.denied(class, estTokens, v, err)
+	began, place := time.Now(), uint64(0)
+	if patience != 0 {
+		place = w.queues[class].arrive()
 	}
-	began := time.Now()
-	place := w.queues[class].arrive()
-	v, err := w.try(ctx, class, estTokens, false)
-	if v.decision.Admitted || v.decision.Permanent() || final(err) {
+	v, err := w.try(ctx, class, estTokens, patience == 0)
+	if patience == 0 || v.decision.Admitted || v.decision.Permanent() || final(err) {
 		w.stats.decided(class, estTokens, v, err, w.rules.Load())
 	} else {
 		w.stats.waits(class, estTokens, v, w.rules.Load())
