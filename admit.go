@@ -120,7 +120,7 @@ func (q Quota) Limits(class Class) Limits {
 	if err := q.compile(&r); err != nil || class >= NumClasses {
 		return Limits{}
 	}
-	return Limits{Share: r.share[class], Floor: r.floor[class], Ceiling: r.ceiling[class], Largest: r.largest[class]}
+	return Limits{Share: r.share[class], Floor: r.floor[class], Ceiling: r.ceiling[class], Largest: r.largest(class)}
 }
 
 // withDefaults returns the quota with every default written out. It changes no limit, and doing it twice changes
@@ -136,12 +136,17 @@ func (q Quota) withDefaults() Quota {
 		q.Shares = DefaultShares
 	}
 	if q.Floors == (Fractions{}) {
-		q.Floors = Fractions{Interactive: q.Shares[Interactive], Background: q.Shares[Background] / 2, Batch: q.Shares[Batch] / 2}
+		q.Floors.halve(&q.Shares)
 		if q.Floors == (Fractions{}) { // half of the smallest float64 is 0
 			q.Floors = NoFloors
 		}
 	}
 	return q
+}
+
+// halve makes f the floors that go with the shares by default.
+func (f *Fractions) halve(shares *Fractions) {
+	f[Interactive], f[Background], f[Batch] = shares[Interactive], shares[Background]/2, shares[Batch]/2
 }
 
 // A rule is a Quota in whole tokens: everything that the decision needs to know of it.
@@ -151,106 +156,112 @@ type rule struct {
 	share   ClassTokens
 	floor   ClassTokens
 	ceiling ClassTokens
-	largest ClassTokens
+	floors  int64 // all together
 	pace    uint64
 	window  time.Duration
 }
 
-// compile fills in r from q, or says what is wrong with q.
+// compile fills in r from q, or says what is wrong with q. It is most of the cost of Admit, so it copies no Quota and
+// goes through the classes once.
 func (q *Quota) compile(r *rule) error {
-	d := q.withDefaults()
+	tokens, shares, floors := q.Tokens, &q.Shares, &q.Floors
+	if *shares == (Fractions{}) {
+		shares = &DefaultShares
+	}
+	var other Fractions // zero for NoFloors
 	switch {
-	case d.Tokens < 1:
-		return fmt.Errorf("quotashare: tokens is %d: want at least 1", d.Tokens)
-	case d.Window < 0:
-		return fmt.Errorf("quotashare: window is %v: want a positive duration, or 0 for one minute", d.Window)
-	case d.Pace < 1 || d.Pace > sliding.MaxParts:
-		return fmt.Errorf("quotashare: pace is %d: want 1 to %d, or 0 for %[2]d", d.Pace, sliding.MaxParts)
-	case d.Overdraft < 0:
-		return fmt.Errorf("quotashare: overdraft is %d: want 0 or more", d.Overdraft)
+	case *floors == (Fractions{}):
+		other.halve(shares)
+		floors = &other
+	case *floors == NoFloors:
+		floors = &other
 	}
-	if d.Floors == NoFloors {
-		d.Floors = Fractions{}
+	r.quota, r.pace, r.window = tokens, uint64(q.Pace), q.Window
+	if r.pace == 0 {
+		r.pace = defaultPace
 	}
-	sum := 0.0
-	for c := range Class(NumClasses) {
-		share, floor, ceiling := d.Shares[c], d.Floors[c], d.Ceilings[c]
+	if r.window == 0 {
+		r.window = defaultWindow
+	}
+	switch {
+	case tokens < 1:
+		return fmt.Errorf("quotashare: tokens is %d: want at least 1", tokens)
+	case r.window < 0:
+		return fmt.Errorf("quotashare: window is %v: want a positive duration, or 0 for one minute", r.window)
+	case r.pace > sliding.MaxParts: // or q.Pace below 0
+		return fmt.Errorf("quotashare: pace is %d: want 1 to %d, or 0 for %[2]d", q.Pace, sliding.MaxParts)
+	case q.Overdraft < 0:
+		return fmt.Errorf("quotashare: overdraft is %d: want 0 or more", q.Overdraft)
+	}
+	r.most = uint64(tokens) + uint64(q.Overdraft)
+
+	var cut [NumClasses]uint64
+	all, open, left := 0.0, 0.0, tokens
+	for c := range shares {
+		share, floor, ceiling := shares[c], floors[c], q.Ceilings[c]
 		switch {
 		// Conditions are written so that a NaN fails them.
 		case !(share >= 0 && share <= 1):
-			return fmt.Errorf("quotashare: shares.%v is %v: want a fraction from 0 to 1", c, share)
+			return fmt.Errorf("quotashare: shares.%v is %v: want a fraction from 0 to 1", Class(c), share)
 		case !(floor >= 0 && floor <= share+tolerance):
-			return fmt.Errorf("quotashare: floors.%v is %v: want a fraction from 0 to the class's share, which is %v (NoFloors, or \"none\" in JSON, for no floor at all)", c, floor, share)
+			return fmt.Errorf("quotashare: floors.%v is %v: want a fraction from 0 to the class's share, which is %v (NoFloors, or \"none\" in JSON, for no floor at all)", Class(c), floor, share)
 		case ceiling != 0 && ceiling != Closed && !(ceiling >= share-tolerance && ceiling <= 1):
-			return fmt.Errorf("quotashare: ceilings.%v is %v: want a fraction from the class's share, which is %v, to 1 (to admit nothing: Closed, or 0 in JSON)", c, ceiling, share)
+			return fmt.Errorf("quotashare: ceilings.%v is %v: want a fraction from the class's share, which is %v, to 1 (to admit nothing: Closed, or 0 in JSON)", Class(c), ceiling, share)
 		}
-		sum += share
+		all += share
 		if ceiling == Closed {
-			d.Shares[c], d.Floors[c] = 0, 0
+			share = 0
+		}
+		open += share
+		whole, rest := portion(tokens, share)
+		left -= whole
+		r.share[c], cut[c], r.floor[c], r.ceiling[c] = whole, rest, whole, whole
+		if floor < share {
+			r.floor[c], _ = portion(tokens, floor)
+		}
+		if ceiling == 0 {
+			r.ceiling[c] = tokens
+		} else if ceiling > share {
+			r.ceiling[c], _ = portion(tokens, ceiling)
 		}
 	}
-	if sum > 1+tolerance {
-		return fmt.Errorf("quotashare: shares add up to %v: want at most 1", sum)
+	if all > 1+tolerance {
+		return fmt.Errorf("quotashare: shares add up to %v: want at most 1", all)
 	}
-
-	r.quota = d.Tokens
-	r.most = uint64(d.Tokens) + uint64(d.Overdraft)
-	r.pace = uint64(d.Pace)
-	r.window = d.Window
-	r.share = apportion(d.Tokens, &d.Shares)
-	floors := int64(0)
-	for c, share := range r.share {
-		switch d.Floors[c] {
-		case d.Shares[c]:
-			r.floor[c] = share
-		default:
-			floor, _ := portion(d.Tokens, d.Floors[c])
-			r.floor[c] = min(floor, share)
+	if left != 0 && open >= 1-tolerance {
+		r.share.apportion(left, &cut, shares)
+		for c, share := range &r.share { // what was equal to the share is so still
+			if floors[c] >= shares[c] || r.floor[c] > share {
+				r.floor[c] = share
+			}
+			if ceiling := q.Ceilings[c]; ceiling != 0 && ceiling <= shares[c] || r.ceiling[c] < share {
+				r.ceiling[c] = share
+			}
 		}
-		switch d.Ceilings[c] {
-		case 0:
-			r.ceiling[c] = d.Tokens
-		case Closed:
-			r.ceiling[c] = 0
-		case d.Shares[c]:
-			r.ceiling[c] = share
-		default:
-			ceiling, _ := portion(d.Tokens, d.Ceilings[c])
-			r.ceiling[c] = max(ceiling, share)
-		}
-		floors += r.floor[c]
 	}
-	for c, floor := range r.floor {
-		r.largest[c] = min(d.Tokens-(floors-floor), r.ceiling[c])
-	}
+	r.floors = r.floor[Interactive] + r.floor[Background] + r.floor[Batch]
 	return nil
 }
 
-// apportion divides tokens by the shares, which are from 0 to 1 each and not above 1+tolerance together. It is the
-// one division that satisfies all of these:
+// apportion adds what rounding left of the quota to parts, each of which is its share of tokens, rounded down in the
+// sense of portion, and cut by so much; the shares add up to 1 within tolerance. It is the one division that satisfies
+// all of these:
 //
-//   - a part is its share of tokens, in the sense of portion, or one token more, as long as tolerance is below a token;
-//   - if the shares add up to 1 within tolerance, the parts add up to tokens, and otherwise every part is rounded down;
-//   - the tokens that rounding left go to the parts that it cut most (the method of largest remainders), among equals
-//     to the larger share, among these to the higher class;
+//   - a part is its share or one token more, as long as tolerance is below a token;
+//   - the parts add up to tokens;
+//   - what rounding left goes to the parts that it cut most (the method of largest remainders), among equals to the
+//     larger share, among these to the higher class;
 //   - what tolerance lets the shares miss 1 by, if it is whole tokens, is the largest share's.
-func apportion(tokens int64, shares *Fractions) (parts ClassTokens) {
-	var cut [NumClasses]uint64
-	sum, left, largest := 0.0, tokens, 0
-	for c, share := range shares {
-		parts[c], cut[c] = portion(tokens, share)
-		sum += share
-		left -= parts[c]
-		if share > shares[largest] {
+func (parts *ClassTokens) apportion(left int64, cut *[NumClasses]uint64, shares *Fractions) {
+	largest := 0
+	for c := range shares {
+		if shares[c] > shares[largest] {
 			largest = c
 		}
 	}
-	if sum < 1-tolerance {
-		return parts
-	}
 	if left < 0 || left >= NumClasses {
 		parts[largest] += left
-		return parts
+		return
 	}
 	for ; left > 0; left-- {
 		most := largest
@@ -262,7 +273,6 @@ func apportion(tokens int64, shares *Fractions) (parts ClassTokens) {
 		parts[most]++
 		cut[most] = 0
 	}
-	return parts
 }
 
 // portion returns a fraction, 0 to 1, of tokens in whole tokens, rounded down, and what rounding cut off in units of
@@ -386,7 +396,11 @@ func Admit(class Class, estTokens int64, usage Usage, quota Quota) Decision {
 	if err := quota.compile(&r); err != nil {
 		return Decision{Reason: ReasonInvalid}
 	}
-	d := decision(r.decide(class, estTokens, &usage))
+	reason, holdable := r.judge(class, estTokens, &usage)
+	if reason == ReasonBorrowed && r.paced(usage.Recent[class], holdable) {
+		reason = ReasonPaced
+	}
+	d := decision(reason)
 	if !d.Admitted && !d.Permanent() {
 		d.RetryAfter = Backoff(class, r.window)
 	}
@@ -395,23 +409,11 @@ func Admit(class Class, estTokens int64, usage Usage, quota Quota) Decision {
 
 func decision(r Reason) Decision { return Decision{Admitted: r.admits(), Reason: r} }
 
-// decide is the rule: what Admit says of it.
-func (r *rule) decide(c Class, e int64, u *Usage) Reason {
-	reason, holdable := r.judge(c, e, u)
-	if reason == ReasonBorrowed && r.paced(u.Recent[c], holdable) {
-		return ReasonPaced
-	}
-	return reason
-}
-
-// judge is the rule but for the pace, which a Window needs to know of loans alone. For a loan it also returns what the
-// class may hold, borrowed or not: in the terms of Admit min(free + U, C).
+// judge is the rule that Admit states, but for the pace, which a Window needs to know of loans alone. For a loan it also
+// returns what the class may hold, borrowed or not: in the terms of Admit min(free + U, C).
 func (r *rule) judge(c Class, e int64, u *Usage) (reason Reason, holdable uint64) {
-	switch {
-	case e < 1 || c >= NumClasses:
+	if e < 1 || c >= NumClasses {
 		return ReasonInvalid, 0
-	case e > r.largest[c]:
-		return ReasonTooLarge, 0
 	}
 	used := max(u.Used[c], 0)
 	if e <= r.share[c]-used {
@@ -422,6 +424,9 @@ func (r *rule) judge(c Class, e int64, u *Usage) (reason Reason, holdable uint64
 			return ReasonReserved, 0
 		}
 		return ReasonQuotaFull, 0
+	}
+	if e > r.largest(c) { // no call within the share is, for the shares of all are within the quota
+		return ReasonTooLarge, 0
 	}
 	held := r.held(u)
 	holdable = rest(uint64(r.quota), c, u, &held)
@@ -437,6 +442,9 @@ func (r *rule) judge(c Class, e int64, u *Usage) (reason Reason, holdable uint64
 	}
 	return ReasonBorrowed, min(holdable, uint64(r.ceiling[c]))
 }
+
+// largest returns the tokens of the largest call that the class is ever admitted.
+func (r *rule) largest(c Class) int64 { return min(r.quota-(r.floors-r.floor[c]), r.ceiling[c]) }
 
 // held returns what is held for each class: what it lately asked for, and its floor as headroom on top, but at most
 // its share.

@@ -289,7 +289,7 @@ func (w *Window) fitsBehind(c Class, e int64) int64 {
 // fitsTogether returns when so many tokens would fit as one call. What is more than the largest call possible takes a
 // window for each of these.
 func (w *Window) fitsTogether(c Class, tokens int64) int64 {
-	largest := w.rule.largest[c]
+	largest := w.rule.largest(c)
 	windows := (tokens - 1) / largest
 	tokens -= windows * largest
 	at := w.now
@@ -390,7 +390,7 @@ func (w *Window) requeue() {
 		}
 		for _, one := range all {
 			q.push(one, w.rule.share[c])
-			if one.tokens > w.rule.largest[c] {
+			if one.tokens > w.rule.largest(c) {
 				w.finish(one, ReasonTooLarge)
 			}
 		}
