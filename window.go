@@ -315,8 +315,19 @@ func (w *Window) age() {
 	if w.now < w.changes {
 		return
 	}
-	// The parts of the peaks begin with the demand as it was then, which the logs still tell: nothing was charged
-	// since. What is older than the peaks remember need not be told.
+	if w.now >= w.turn {
+		w.turnPeaks()
+	}
+	w.changes = w.turn
+	for c := range w.used {
+		w.changes = min(w.changes, w.used[c].Expire(w.now), w.refused[c].Expire(w.now))
+		w.usage.Used[c] = w.used[c].Sum()
+	}
+}
+
+// turnPeaks begins the parts of the peaks that are due. They begin with the demand as it was then, which the logs still
+// tell: nothing was charged since. What is older than the peaks remember need not be told.
+func (w *Window) turnPeaks() {
 	if missed := (w.now-w.turn)/w.part - sliding.PeakParts; missed > 0 {
 		w.turn += missed * w.part
 	}
@@ -333,13 +344,6 @@ func (w *Window) age() {
 		w.own.Turn(own)
 		w.others.Turn(0)
 		w.usage.Others = w.others.MaxAfter(0)
-	}
-	w.changes = w.turn
-	for c := range w.used {
-		w.used[c].Expire(w.now)
-		w.refused[c].Expire(w.now)
-		w.changes = min(w.changes, w.used[c].Next(), w.refused[c].Next())
-		w.usage.Used[c] = w.used[c].Sum()
 	}
 }
 

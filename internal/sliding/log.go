@@ -44,7 +44,7 @@ type Log struct {
 	buf    []charge // buf[head:] is in the window, oldest first
 	head   int
 	before int64 // the running total before buf[head]
-	edge   int64 // where the grain of the newest charge ends
+	edge   int64 // where the grain of the newest charge ends, if the log is crowded
 
 	marks [MaxParts]int // see within
 }
@@ -71,14 +71,6 @@ func (l *Log) Sum() int64 {
 // leaves returns the instant at which the i-th oldest charge stops counting.
 func (l *Log) leaves(i int) int64 { return Add(l.buf[l.head+i].at, l.window) }
 
-// Next returns the instant at which the oldest charge stops counting, and math.MaxInt64 for an empty log.
-func (l *Log) Next() int64 {
-	if l.Len() == 0 {
-		return math.MaxInt64
-	}
-	return l.leaves(0)
-}
-
 // FirstLeaving returns the first instant before limit at which a charge stops counting and ok holds, and limit if there
 // is none. Once ok holds for an instant it holds for every later one.
 func (l *Log) FirstLeaving(limit int64, ok func(at int64) bool) int64 {
@@ -89,13 +81,17 @@ func (l *Log) FirstLeaving(limit int64, ok func(at int64) bool) int64 {
 	return l.leaves(search(n-1, func(i int) bool { return ok(l.leaves(i)) }))
 }
 
-// Expire drops what no longer counts at now.
-func (l *Log) Expire(now int64) {
-	if live := l.live(); len(live) > 0 && now-live[0].at >= l.window {
-		n := search(len(live), func(i int) bool { return now-live[i].at < l.window })
-		l.before = live[n-1].total
-		l.head += n
+// Expire drops what no longer counts at now. It returns the instant at which the oldest charge that is left stops
+// counting, and math.MaxInt64 for an empty log.
+func (l *Log) Expire(now int64) (next int64) {
+	for l.Len() > 0 {
+		if next = l.leaves(0); now < next {
+			return next
+		}
+		l.before = l.buf[l.head].total
+		l.head++
 	}
+	return math.MaxInt64
 }
 
 // Add charges tokens, 0 or more, at now, to which the log must have been expired.
@@ -116,15 +112,18 @@ func (l *Log) Add(now, tokens int64) {
 		l.makeRoom()
 	}
 	l.buf = append(l.buf, charge{now, tokens})
-	l.edge = l.grainEnd(now)
+	if l.Len() >= crowded {
+		l.edge = l.grainEnd(now)
+	}
 }
 
 // Replace makes the charge of from tokens that was made at the instant at, and still counts, one of to tokens.
 func (l *Log) Replace(at, from, to int64) {
 	live := l.live()
 	// A merged charge is stamped with the last instant in it, so the charge made at an instant is the first one that
-	// is not older.
-	i := search(len(live), func(i int) bool { return live[i].at >= at })
+	// is not older. Most calls end soon, so it is looked for among the newest first.
+	newest := len(live) - 1
+	i := len(live) - search(len(live), func(back int) bool { return live[newest-back].at < at })
 	if i == len(live) {
 		return
 	}
