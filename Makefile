@@ -6,6 +6,7 @@ CONV     ?=
 CODE     ?=
 PAGE     ?= demo.html
 ADDR     ?= 127.0.0.1:8080
+COUNT    ?= 10
 
 .PHONY: help demo serve test lint fuzz bench
 
@@ -41,5 +42,15 @@ fuzz: ## each fuzz target for FUZZTIME
 		go test -run '^$$' -fuzz "^$${target#*:}\$$" -fuzztime $(FUZZTIME) $${target%:*} || exit 1; \
 	done
 
-bench: ## benchmarks, beside golang.org/x/time/rate
-	cd internal/bench && go test -bench . -count 6 .
+MEASURE  := bin/bench.test -test.run '^$$' -test.bench
+
+bench: ## COUNT rounds of the benchmarks beside the peers, into the tables of BENCHMARKS.md
+	cd internal/bench && go test -c -o $(CURDIR)/bin/bench.test .
+	@rm -f bin/bench.txt
+	@for round in $$(seq $(COUNT)); do \
+		echo "round $$round of $(COUNT)" && \
+		$(MEASURE) 'Floor|Admitted|Settled|Refused|Queued|Watched' -test.cpu 1,2 -test.benchtime 50ms >>bin/bench.txt && \
+		$(MEASURE) 'Rates|Growth' -test.cpu 1 -test.benchtime 50ms >>bin/bench.txt || exit 1; \
+	done
+	@$(MEASURE) Redis -test.benchtime 4000x >>bin/bench.txt
+	cd internal/bench && go run ./table -page $(CURDIR)/BENCHMARKS.md $(CURDIR)/bin/bench.txt
