@@ -471,7 +471,7 @@ func TestGuarantee8ForgottenGrantsAndLateSettlesLeakNothing(t *testing.T) {
 // not been. They are of the same call, and of a smaller and a larger one.
 func TestAHintIsSearchedAnewWhenItMust(t *testing.T) {
 	happened := map[string]int{}
-	eachSeed(t, 6000, func(r *rand.Rand) {
+	eachSeed(t, 15_000, func(r *rand.Rand) {
 		q := randomQuota(r)
 		c, size := Class(r.IntN(NumClasses)), int64(0)
 		if q.Limits(c).Largest == 0 {
@@ -480,6 +480,10 @@ func TestAHintIsSearchedAnewWhenItMust(t *testing.T) {
 		size = 1 + r.Int64N(q.Limits(c).Largest)
 		less, more := size-r.Int64N(size/8+1), min(size+r.Int64N(size/8+1), q.Limits(c).Largest)
 		history, what := r.Uint64(), r.IntN(9)
+		asked := [][]int64{{size}, {less, more, size}}[r.IntN(2)]
+		if what == 8 {
+			asked = []int64{less, more}
+		}
 		replay := func(twice bool) (event string, d Decision) {
 			r := rand.New(rand.NewPCG(history, 0))
 			w, clock := newTestWindow(t, q)
@@ -492,7 +496,7 @@ func TestAHintIsSearchedAnewWhenItMust(t *testing.T) {
 			}
 			var before []time.Duration
 			if twice {
-				for _, tokens := range []int64{less, more, size}[:2+min(8-what, 1)] {
+				for _, tokens := range asked {
 					_, d := w.TryAcquire(c, tokens)
 					if d.Admitted {
 						return "", d
@@ -562,6 +566,6 @@ func TestAHintIsSearchedAnewWhenItMust(t *testing.T) {
 		"a wait of another class", "settle", "observe", "throttled", "time", "quota",
 		"nothing", "nothing, and both fit at once",
 	} {
-		require.Greater(t, happened[event], many(30), event)
+		require.Greater(t, happened[event], many(20), event)
 	}
 }
