@@ -221,19 +221,29 @@ var refused = []benchmark{
 	})},
 	{"quotashare.TryAcquire_sizes", each(func(b *testing.B) call {
 		window := fullWindow(b)
-		return func(n int) bool { return refuses(window, interactive, spread(n, 1, 70_000)) }
+		return func(n int) bool { return refuses(window, interactive, spread(n, 1, 700)) }
 	})},
 	{"quotashare.TryAcquire_sizes_loan", each(func(b *testing.B) call {
 		window := fullWindow(b)
-		return func(n int) bool { return refuses(window, batch, spread(n, 10_001, 20_000)) }
+		return func(n int) bool { return refuses(window, batch, spread(n, 10_001, 10_100)) }
+	})},
+	{"quotashare.TryAcquire_search", each(func(b *testing.B) call {
+		window := fullWindow(b)
+		return func(n int) bool {
+			if n%2 == 0 { // who is refused last has its hint remembered
+				return refuses(window, batch, spread(n, 10_001, 20_000))
+			}
+			return refuses(window, interactive, spread(n, 1, 70_000))
+		}
 	})},
 	{"quotashare.TryAcquire_worst", each(func(b *testing.B) call {
 		window := crowdedWindow(b)
-		return func(n int) bool { return refuses(window, interactive, spread(n, 1_000_000, 70_000_000)) }
-	})},
-	{"quotashare.TryAcquire_worst_loan", each(func(b *testing.B) call {
-		window := crowdedWindow(b)
-		return func(n int) bool { return refuses(window, batch, spread(n, 10_000_001, 90_000_000)) }
+		return func(n int) bool {
+			if n%2 == 0 {
+				return refuses(window, batch, spread(n, 10_000_001, 90_000_000))
+			}
+			return refuses(window, interactive, spread(n, 1_000_000, 70_000_000))
+		}
 	})},
 	{"xtime.AllowN", each(func(*testing.B) call {
 		limiter := rate.NewLimiter(1e-9, 1)
