@@ -156,7 +156,7 @@ func TestNothingIsAllocated(t *testing.T) {
 		}
 		grant.Settle(1)
 	}
-	for i := range 200_000 { // until the logs are as long as they get
+	for i := range many(200_000) { // until the logs are as long as they get
 		for _, w := range []*Window{w, lender} {
 			w.TryAcquire(Class(i%NumClasses), 10+int64(i%20))
 			w.TryAcquire(Class(i%NumClasses), 200_000)

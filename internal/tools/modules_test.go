@@ -54,7 +54,7 @@ var licences = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MI
 
 // vulndb is Go's vulnerability database as a module, which a proxy serves where the database itself is out of reach. It
 // stands here and not in go.mod because it would bring ninety requirements of its own programs, which are not needed.
-// "go list -m golang.org/x/vulndb@master" tells the version to bring it up to date with.
+// "go list -m golang.org/x/vulndb@latest" tells the newest version.
 const vulndb = "golang.org/x/vulndb@v0.0.0-20261105234957-e22db6528018"
 
 // A pkg is what go list tells of a package.
