@@ -42,7 +42,9 @@ func TestAPI(t *testing.T) {
 // TestAPIOn32Bits finds the same API where an int has 32 bits.
 func TestAPIOn32Bits(t *testing.T) {
 	changes := apidiff.ModuleChanges(load(t, "."), load(t, ".", "GOARCH=386", "CGO_ENABLED=0"))
-	require.Empty(t, changes.Changes, changes.String())
+	if len(changes.Changes) > 0 {
+		t.Error(changes)
+	}
 }
 
 // load returns the packages of the module in a folder that others can import.
@@ -55,7 +57,9 @@ func load(t *testing.T, dir string, env ...string) *apidiff.Module {
 	require.NoError(t, err)
 	module := &apidiff.Module{Path: loaded[0].Module.Path}
 	for _, p := range loaded {
-		require.Empty(t, p.Errors)
+		for _, err := range p.Errors {
+			t.Error(err)
+		}
 		if p.Name != "main" && !strings.Contains(p.PkgPath, "/internal/") {
 			module.Packages = append(module.Packages, p.Types)
 		}
