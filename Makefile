@@ -1,6 +1,7 @@
 # Everything here needs only Go and make.
 
-NESTED   := internal/bench internal/sdktest internal/service promshare redisshare
+# Every module but the root and internal/tools, of which nothing is built.
+NESTED   := $(filter-out internal/tools,$(patsubst %/go.mod,%,$(sort $(wildcard */go.mod internal/*/go.mod))))
 FUZZTIME ?= 30s
 CONV     ?=
 CODE     ?=
@@ -8,7 +9,7 @@ PAGE     ?= demo.html
 ADDR     ?= 127.0.0.1:8080
 COUNT    ?= 10
 
-.PHONY: help demo serve test lint fuzz bench
+.PHONY: help demo serve test lint guard api fuzz bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,22 +25,25 @@ QUICK    := GOFLAGS="'-gcflags=github.com/...=-N -l'"
 
 test: ## run all tests
 	go test -shuffle=on ./...
-	@for module in $(NESTED); do (cd $$module && $(QUICK) go test -parallel 8 ./...) || exit 1; done
+	@for module in $(NESTED); do (cd $$module && $(QUICK) go test -shuffle=on -parallel 8 ./...) || exit 1; done
 
 lint: ## gofmt, vet and staticcheck, on every module
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }
 	@go build -modfile=internal/tools/go.mod -o bin/ honnef.co/go/tools/cmd/staticcheck
 	go vet ./... && bin/staticcheck ./...
-	@for module in $(NESTED); do \
+	@for module in $(NESTED) internal/tools; do \
 		(cd $$module && $(QUICK) go vet ./... && $(QUICK) $(CURDIR)/bin/staticcheck ./...) || exit 1; \
 	done
 
-FUZZ     := .:FuzzParseQuota .:FuzzAdmit ./sharetest:FuzzReadAzure ./sharetest:FuzzReadLog \
-	./llmhttp:FuzzUsageIsTheSameInPieces ./llmhttp:FuzzHeaders ./llmhttp:FuzzRequestBody
+guard: ## imports, goroutines, licences, known vulnerabilities, and the API against what is recorded
+	cd internal/tools && $(QUICK) go test -count 1 -v .
+
+api: ## record the API as it is
+	cd internal/tools && $(QUICK) go test -count 1 -v -run 'TestAPI$$' . -update
 
 fuzz: ## each fuzz target for FUZZTIME
-	@for target in $(FUZZ); do \
-		go test -run '^$$' -fuzz "^$${target#*:}\$$" -fuzztime $(FUZZTIME) $${target%:*} || exit 1; \
+	@for target in $$(grep -ro '^func Fuzz[[:alnum:]]*' --include='*_test.go' . | sed 's/func //'); do \
+		echo "$${target#*:}"; (cd $${target%/*} && go test -run '^$$' -fuzz "^$${target#*:}\$$" -fuzztime $(FUZZTIME) .) || exit 1; \
 	done
 
 MEASURE  := bin/bench.test -test.run '^$$' -test.bench

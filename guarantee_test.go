@@ -124,6 +124,7 @@ type charge struct {
 }
 
 func TestGuarantee1NoIntervalHoldsMoreThanTheQuota(t *testing.T) {
+	t.Parallel()
 	eachSeed(t, 3000, func(r *rand.Rand) {
 		q := randomQuota(r)
 		if r.IntN(3) == 0 {
@@ -218,6 +219,7 @@ type loan struct {
 // TestGuarantee3... follows single calls that were refused within their class's share. Such a call comes back exactly
 // when it is told to, while the other classes do what they like.
 func TestGuarantee3WhatIsRefusedWithinTheShareIsAdmittedOneWindowLater(t *testing.T) {
+	t.Parallel()
 	refused, undisturbed := 0, 0
 	eachSeed(t, 2000, func(r *rand.Rand) {
 		q := randomQuota(r)
@@ -327,6 +329,7 @@ func TestGuarantee4ALoneClassReachesAllButTheOtherFloors(t *testing.T) {
 }
 
 func TestGuarantee7ARefusedCallIsAdmittedExactlyAtItsRetryAfter(t *testing.T) {
+	t.Parallel()
 	waits := 0
 	for seed := range uint64(many(6000)) {
 		replay := func() (w *Window, clock *clock, c Class, size int64) {
