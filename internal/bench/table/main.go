@@ -320,7 +320,7 @@ func (r *results) promises() (string, error) {
 		{"`Admit`, the rule alone", "Admitted/quotashare.Admit", "", perCall, 1, 30e-9},
 		{"10,000,000 calls in the window / 1,000,000", "GrowthCalls/quotashare/calls=10000000", "GrowthCalls/quotashare/calls=1000000", perCall, 1, 1.1},
 		{"their memory", "GrowthCalls/quotashare/calls=10000000", "", perWindow, 1, 64 << 10},
-		{"to let the next in, of 100,000 waiters / of 10", "GrowthWaiters/quotashare/waiters=100000", "GrowthWaiters/quotashare/waiters=10", perNext, 1, 1},
+		{"to let the next in, of 100,000 waiters / of 10", "GrowthWaiters/quotashare/waiters=100000", "GrowthWaiters/quotashare/waiters=10", perNext, 1, 1.1},
 	} {
 		names := "`" + p.ours + "`"
 		if p.theirs != "" {
