@@ -25,34 +25,35 @@ import (
 type Window struct {
 	mu sync.Mutex
 
-	// What follows is guarded by mu. The first part is what every call touches.
-	now     int64 // the latest instant, in nanoseconds since base
-	changes int64 // nothing ages before this instant
+	// What follows is guarded by mu. What every call touches comes first, so that a call of a Window that is not in the
+	// cache waits for fewer lines of it.
+	now     int64            // the latest instant, in nanoseconds since base
+	changes int64            // nothing ages before this instant
+	base    time.Time        // of the monotonic clock
+	clock   func() time.Time // nil for the monotonic clock
+	waiting int              // in all queues
+	due     int64            // when the first of them may fit; only if some wait
+	watched int64            // when Observe was first called, for until then it costs too much to know own
+	noLoans int64            // nothing is lent before this instant, which is not before stopped
+	hint    hint             // of the latest refusal, as long as nothing happened that changes it
 	rule    rule
 	usage   Usage // at now, but for Recent
 	used    [NumClasses]sliding.Log
 	refused [NumClasses]sliding.Log // what counts as demand of the calls that were refused
 	peaks   [NumClasses]sliding.Peak
+	queues  [NumClasses]queue
+	stats   [NumClasses]counts
+
 	own     sliding.Peak // of all that is charged, since watched
-	watched int64        // when Observe was first called, for until then it costs too much to know own
 	others  sliding.Peak // of Usage.Others
 	stopped int64        // nothing is admitted before this instant
-	noLoans int64        // nothing is lent before this instant, which is not before stopped
 	told    int64        // what was last told to be left
 	toldAt  int64        // EstimatedTokens of all classes when that was first told
-	hint    hint         // of the latest refusal, as long as nothing happened that changes it
-	queues  [NumClasses]queue
-	waiting int   // in all queues
-	due     int64 // when the first of them may fit; only if some wait
-
-	base  time.Time        // of the monotonic clock
-	clock func() time.Time // nil for the monotonic clock
-	read  time.Time        // the latest reading of clock
-	part  int64            // the length of a part of a Peak
-	turn  int64            // when the next such part begins
-	spans []int64          // of Usage.Recent
-	quota Quota            // with its defaults written out
-	stats [NumClasses]counts
+	read    time.Time    // the latest reading of clock
+	part    int64        // the length of a part of a Peak
+	turn    int64        // when the next such part begins
+	spans   []int64      // of Usage.Recent
+	quota   Quota        // with its defaults written out
 
 	// Set by NewWindow and never changed.
 	maxWait [NumClasses]time.Duration // negative: no limit
