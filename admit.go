@@ -433,8 +433,8 @@ func Admit(class Class, estTokens int64, usage Usage, quota Quota) Decision {
 
 func decision(r Reason) Decision { return Decision{Admitted: r.admits(), Reason: r} }
 
-// ample reports whether a call is within its class's share and nobody else is above his. Then it fits whatever the floors
-// are, for they are within the shares, and these within the quota.
+// ample reports whether a call is within its class's share, and every other class within its own. Then it fits whatever
+// the floors are, for they are within the shares, and these within the quota.
 func (r *rule) ample(c Class, e int64, u *Usage) bool {
 	if e < 1 || c >= NumClasses || e > r.share[c]-max(u.Used[c], 0) || u.Others > 0 {
 		return false

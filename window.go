@@ -180,7 +180,8 @@ func (w *Window) setRule(quota Quota) error {
 // Background and Batch are told to wait for Backoff at least. A caller who comes back earlier is refused again; one who
 // comes back then may find that others came first, and is told again.
 //
-// It allocates nothing, but for the report of a shadow Window, and costs the same at any rate of calls.
+// It allocates nothing once the Window has grown, but for the report of a shadow Window, and what it costs is bounded at
+// any rate of calls.
 func (w *Window) TryAcquire(class Class, estTokens int64) (Grant, Decision) {
 	w.mu.Lock()
 	reason := w.decide(class, estTokens)

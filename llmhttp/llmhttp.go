@@ -9,7 +9,8 @@
 // provider counts. What cannot be admitted is answered 429 in the form that the SDKs know, and never sent. What the
 // provider says of the account, in its headers and by its own 429s, tightens the Window.
 //
-// Everything is safe for concurrent use, and no goroutine outlives RoundTrip.
+// Everything is safe for concurrent use. No goroutine is started but one that closes the body of a request, if that is
+// cancelled while a body is read that can be read only once.
 package llmhttp
 
 import (
