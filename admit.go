@@ -133,21 +133,13 @@ func (q Quota) withDefaults() Quota {
 	if q.Pace == 0 {
 		q.Pace = defaultPace
 	}
-	if q.Shares == (Fractions{}) {
-		q.Shares = DefaultShares
-	}
+	var other Fractions
+	shares, floors := q.fractions(&other)
+	q.Shares, q.Floors = *shares, *floors
 	if q.Floors == (Fractions{}) {
-		q.Floors.halve(&q.Shares)
-		if q.Floors == (Fractions{}) { // half of the smallest float64 is 0
-			q.Floors = NoFloors
-		}
+		q.Floors = NoFloors
 	}
 	return q
-}
-
-// halve makes f the floors that go with the shares by default.
-func (f *Fractions) halve(shares *Fractions) {
-	f[Interactive], f[Background], f[Batch] = shares[Interactive], shares[Background]/2, shares[Batch]/2
 }
 
 // fractions returns the shares and the floors with the defaults filled in, the latter in other if they are not q's own.
@@ -159,7 +151,7 @@ func (q *Quota) fractions(other *Fractions) (shares, floors *Fractions) {
 	}
 	switch {
 	case *floors == (Fractions{}):
-		other.halve(shares)
+		other[Interactive], other[Background], other[Batch] = shares[Interactive], shares[Background]/2, shares[Batch]/2
 		floors = other
 	case *floors == NoFloors:
 		floors = other
@@ -222,7 +214,7 @@ func (r *rule) divide(q *Quota) error {
 			return fmt.Errorf("quotashare: shares.%v is %v: want a fraction from 0 to 1", Class(c), share)
 		case !(floor >= 0 && floor <= share+tolerance):
 			return fmt.Errorf("quotashare: floors.%v is %v: want a fraction from 0 to the class's share, which is %v (NoFloors, or \"none\" in JSON, for no floor at all)", Class(c), floor, share)
-		case ceiling != 0 && ceiling != Closed && !(ceiling >= share-tolerance && ceiling <= 1):
+		case ceiling != 0 && ceiling != Closed && !(ceiling > 0 && ceiling >= share-tolerance && ceiling <= 1):
 			return fmt.Errorf("quotashare: ceilings.%v is %v: want a fraction from the class's share, which is %v, to 1 (to admit nothing: Closed, or 0 in JSON)", Class(c), ceiling, share)
 		}
 		all += share
@@ -237,7 +229,7 @@ func (r *rule) divide(q *Quota) error {
 		return fmt.Errorf("quotashare: shares add up to %v: want at most 1", all)
 	}
 	if left != 0 && open >= 1-tolerance {
-		r.share.apportion(left, &cut, shares)
+		r.share.apportion(r.quota, left, &cut, shares)
 	}
 	return nil
 }
@@ -272,7 +264,13 @@ func (r *rule) bound(q *Quota) {
 //   - what rounding left goes to the parts that it cut most (the method of largest remainders), among equals to the
 //     larger share, among these to the higher class;
 //   - what tolerance lets the shares miss 1 by, if it is whole tokens, is the largest share's.
-func (parts *ClassTokens) apportion(left int64, cut *[NumClasses]uint64, shares *Fractions) {
+func (parts *ClassTokens) apportion(tokens, left int64, cut *[NumClasses]uint64, shares *Fractions) {
+	// Cuts of 0.4 and 0.4, of 0.2 and 0.7 of 22, differ by what float64s miss of the numbers that were written. Where that
+	// is a token or more, nothing can be told of them but what they are.
+	same := uint64(0)
+	if tokens < 1<<52 {
+		same = uint64(tokens+tokens>>8+2) << 9 // of two portions together
+	}
 	largest := 0
 	for c := range shares {
 		if shares[c] > shares[largest] {
@@ -286,7 +284,9 @@ func (parts *ClassTokens) apportion(left int64, cut *[NumClasses]uint64, shares 
 	for ; left > 0; left-- {
 		most := largest
 		for c := range cut {
-			if cut[c] > cut[most] || cut[c] == cut[most] && shares[c] > shares[most] {
+			switch {
+			case cut[c] == 0:
+			case cut[most] == 0, cut[c] > cut[most]+same, cut[c]+same >= cut[most] && shares[c] > shares[most]:
 				most = c
 			}
 		}

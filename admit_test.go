@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"sort"
 	"testing"
 	"time"
 
@@ -156,7 +157,36 @@ func TestSharesAreApportionedExactly(t *testing.T) {
 		}
 		if first+second+third == scale {
 			require.Equal(t, q.Tokens, sum, "%v", q.Shares)
+			if q.Tokens <= 1e15/scale { // so few that float64s tell all shares of this scale apart
+				requireLargestRemainders(t, q, parts, scale)
+			}
 		}
+	}
+	q := Quota{Tokens: 22}
+	require.Equal(t, int64(16), q.Limits(Interactive).Share, "15.4 and 4.4 are cut as much")
+}
+
+// requireLargestRemainders wants what rounding left of the parts of scale to go where the remainder is largest, among
+// equals to the larger share, among these to the higher class.
+func requireLargestRemainders(t *testing.T, q Quota, parts []int64, scale int64) {
+	t.Helper()
+	order := []Class{Interactive, Background, Batch}
+	remainder := func(c Class) int64 {
+		product := new(big.Int).Mul(big.NewInt(parts[c]), big.NewInt(q.Tokens))
+		return product.Mod(product, big.NewInt(scale)).Int64()
+	}
+	sort.SliceStable(order, func(i, j int) bool {
+		a, b := order[i], order[j]
+		return remainder(a) > remainder(b) || remainder(a) == remainder(b) && parts[a] > parts[b]
+	})
+	left := (remainder(0) + remainder(1) + remainder(2)) / scale
+	for i, c := range order {
+		want := new(big.Int).Mul(big.NewInt(parts[c]), big.NewInt(q.Tokens))
+		want.Div(want, big.NewInt(scale))
+		if int64(i) < left {
+			want.Add(want, big.NewInt(1))
+		}
+		require.Equal(t, want.Int64(), q.Limits(c).Share, "%v, %v of %d", c, q.Shares, q.Tokens)
 	}
 }
 
@@ -419,6 +449,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		"ceilings.interactive is 0.5":   {Tokens: 1, Ceilings: Fractions{Interactive: 0.5}},
 		"ceilings.interactive is 1.001": {Tokens: 1, Ceilings: Fractions{Interactive: 1.001}},
 		"ceilings.batch is -0.5":        {Tokens: 1, Ceilings: Fractions{Batch: -0.5}},
+		"ceilings.batch is -1e-11":      {Tokens: 1, Shares: Fractions{Interactive: 0.9}, Ceilings: Fractions{Batch: -1e-11}},
 	} {
 		require.ErrorContains(t, q.Validate(), "quotashare: "+want)
 		require.Equal(t, Limits{}, q.Limits(Interactive))

@@ -420,3 +420,44 @@ func ExampleWithShadow() {
 	// would refuse: batch paced
 	// 3 within the rule, and 2 borrow too fast
 }
+
+// Change how long a class waits: here somebody at a prompt waits two seconds rather than be refused, and batch, which
+// comes back by itself, does not wait.
+func ExampleWithMaxWait() {
+	window, err := quotashare.NewWindow(quotashare.Quota{Tokens: 1_000},
+		quotashare.WithMaxWait(quotashare.Interactive, 2*time.Second),
+		quotashare.WithMaxWait(quotashare.Batch, 0))
+	if err != nil {
+		panic(err)
+	}
+	for range 2 {
+		_, err := window.Acquire(context.Background(), quotashare.Batch, 100)
+		var denied *quotashare.DeniedError
+		if errors.As(err, &denied) {
+			fmt.Println("come back later:", denied.Decision.Reason)
+			continue
+		}
+		fmt.Println("admitted")
+	}
+	// Output:
+	// admitted
+	// come back later: paced
+}
+
+// Ask after a day whether the shares are right: here background was given too little.
+func ExampleStats_Advice() {
+	window, err := quotashare.NewWindow(quotashare.Quota{
+		Tokens: 1_000, Shares: quotashare.Fractions{quotashare.Interactive: 0.9, quotashare.Background: 0.1},
+	})
+	if err != nil {
+		panic(err)
+	}
+	for range 10 {
+		window.TryAcquire(quotashare.Background, 20)
+	}
+	for _, advice := range window.Stats().Advice() {
+		fmt.Println(advice)
+	}
+	// Output:
+	// background was refused or had to wait 5 of 10 times while the window was 10 % full on average: its share is wrong, the quota is not too small; raise its share, or lower the floors of the others
+}

@@ -181,7 +181,7 @@ func (v *virtual) read() time.Time {
 }
 
 // rates asks so many times a minute. The tokens in the window are the same. The borrower is a heavy one, whose pace must
-// be looked at.
+// be looked at. What is settled was admitted ten seconds ago, as a call to a model may be.
 func rates() (all []benchmark) {
 	for _, calls := range []int64{100, 10_000, 1_000_000} {
 		size := plenty / 2 / calls
@@ -207,6 +207,18 @@ func rates() (all []benchmark) {
 				return func(int) bool {
 					_, d := window.TryAcquire(batch, size)
 					return d.Reason == quotashare.ReasonBorrowed
+				}
+			}},
+			{"quotashare.TryAcquire+Settle_10s", func(b *testing.B, clock *virtual) call {
+				clock.step /= 2 // it is read twice
+				window := newWindow(b, quotashare.Quota{Tokens: plenty}, quotashare.WithClock(clock.since))
+				open := make([]quotashare.Grant, calls/6) // of 10 s
+				return func(n int) (ok bool) {
+					grant := &open[n%len(open)]
+					grant.Settle(size - 1)
+					var d quotashare.Decision
+					*grant, d = window.TryAcquire(interactive, size)
+					return d.Reason == quotashare.ReasonOwnShare
 				}
 			}},
 		} {

@@ -94,6 +94,13 @@ var admitted = []benchmark{
 		usage := quotashare.Usage{Used: quotashare.ClassTokens{interactive: 100_000, background: 100_000, batch: 90_000}}
 		return func(int) bool { return quotashare.Admit(interactive, 1000, usage, quota).Admitted }
 	})},
+	{"quotashare.Admit_loan", each(func(*testing.B) call {
+		quota := quotashare.Quota{Tokens: 1_000_000, Floors: quotashare.ElasticFloors}
+		usage := quotashare.Usage{Used: quotashare.ClassTokens{interactive: 100_000, background: 100_000, batch: 100_000}}
+		return func(int) bool {
+			return quotashare.Admit(batch, 1000, usage, quota).Reason == quotashare.ReasonBorrowed
+		}
+	})},
 	{"xtime.AllowN", each(func(*testing.B) call {
 		limiter := rate.NewLimiter(plenty, plenty)
 		return func(int) bool { return limiter.AllowN(time.Now(), 10) }
