@@ -547,6 +547,22 @@ func TestWhoStandsBehindACallAboveTheShareIsToldTheTruth(t *testing.T) {
 	}
 }
 
+// So is one behind calls that take windows beyond the end of time.
+func TestWhoStandsBehindAllOfTimeIsToldItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := classQuota(Batch, 1000)
+		quota.Window = 100 * 365 * 24 * time.Hour
+		w := newBubbleWindow(t, quota)
+		w.admit(Batch, 1000)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for n, want := range []time.Duration{quota.Window, 2 * quota.Window, math.MaxInt64, math.MaxInt64} {
+			require.Equal(t, want, w.refuse(Batch, 1000).RetryAfter, "behind %d", n)
+			w.acquire(ctx, Batch, 1000).waits()
+		}
+	})
+}
+
 // Case 61: a call whose context is done takes nothing, whatever there would be to take.
 func TestADoneContextTakesNothing(t *testing.T) {
 	expired, cancel := context.WithDeadline(context.Background(), time.Time{})

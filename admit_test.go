@@ -90,6 +90,36 @@ func TestLimitsAreWholeTokens(t *testing.T) {
 			ClassTokens{1_000_000_000_000, 1_000_000_000_000, 1_000_000_000_000},
 		},
 		{
+			"and makes up for one that is above 1, with a floor that passes it and a ceiling that equals it",
+			Quota{
+				Tokens: 1_000_000_000_000, Shares: Fractions{0.7 + 4e-10, 0.2, 0.1},
+				Floors: Fractions{Interactive: 0.7 + 2e-10}, Ceilings: Fractions{Interactive: 0.7 + 4e-10, Batch: 0.5},
+			},
+			ClassTokens{700_000_000_000, 200_000_000_000, 100_000_000_000},
+			ClassTokens{Interactive: 700_000_000_000},
+			ClassTokens{700_000_000_000, 1_000_000_000_000, 500_000_000_000},
+			ClassTokens{700_000_000_000, 300_000_000_000, 300_000_000_000},
+		},
+		{
+			"the share that rounding cut comes before it, once",
+			Quota{Tokens: 4_000_000_000, Shares: Fractions{0.5, 0.3, 799_999_998.5 / 4e9}, Floors: NoFloors},
+			ClassTokens{2_000_000_001, 1_200_000_000, 799_999_999},
+			ClassTokens{},
+			ClassTokens{4_000_000_000, 4_000_000_000, 4_000_000_000},
+			ClassTokens{4_000_000_000, 4_000_000_000, 4_000_000_000},
+		},
+		{
+			"unless more is missing than a token each",
+			Quota{
+				Tokens: 4_000_000_000, Floors: NoFloors,
+				Shares: Fractions{1_999_999_999.9 / 4e9, 1_199_999_999.9 / 4e9, 799_999_998.9 / 4e9},
+			},
+			ClassTokens{2_000_000_003, 1_199_999_999, 799_999_998},
+			ClassTokens{},
+			ClassTokens{4_000_000_000, 4_000_000_000, 4_000_000_000},
+			ClassTokens{4_000_000_000, 4_000_000_000, 4_000_000_000},
+		},
+		{
 			"a closed class has no share and no floor, and nobody else gets them",
 			Quota{Tokens: 1000, Ceilings: Fractions{Batch: Closed}},
 			ClassTokens{Interactive: 700, Background: 200},
@@ -277,9 +307,9 @@ func TestReasonsAndDecisions(t *testing.T) {
 	names := map[Reason]string{
 		ReasonNone: "none", ReasonOwnShare: "own_share", ReasonBorrowed: "borrowed", ReasonQuotaFull: "quota_full",
 		ReasonReserved: "reserved", ReasonCapped: "capped", ReasonPaced: "paced", ReasonQueued: "queued",
-		ReasonTooLarge: "too_large", ReasonInvalid: "invalid", 77: "reason(77)",
+		ReasonTooLarge: "too_large", ReasonInvalid: "invalid", NumReasons: "reason(10)", 77: "reason(77)",
 	}
-	require.Len(t, names, NumReasons+1)
+	require.Len(t, names, NumReasons+2)
 	for reason, name := range names {
 		require.Equal(t, name, reason.String())
 		text, err := json.Marshal(reason)
@@ -288,7 +318,9 @@ func TestReasonsAndDecisions(t *testing.T) {
 		permanent := reason == ReasonTooLarge || reason == ReasonInvalid
 		require.Equal(t, permanent, Decision{Reason: reason}.Permanent())
 	}
-	require.False(t, Decision{Admitted: true, Reason: ReasonOwnShare}.Permanent())
+	for _, reason := range []Reason{ReasonOwnShare, ReasonTooLarge} { // the latter in a shadow
+		require.False(t, Decision{Admitted: true, Reason: reason}.Permanent())
+	}
 }
 
 func TestQuotaInJSON(t *testing.T) {
@@ -401,24 +433,24 @@ func TestQuotaInJSONIsStrict(t *testing.T) {
 func TestValidateNamesTheField(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	for want, q := range map[string]Quota{
-		"tokens is 0":                   {},
-		"tokens is -1":                  {Tokens: -1},
-		"window is -1ns":                {Tokens: 1, Window: -1},
-		"pace is 13":                    {Tokens: 1, Pace: 13},
-		"pace is -1":                    {Tokens: 1, Pace: -1},
-		"overdraft is -1":               {Tokens: 1, Overdraft: -1},
-		"shares.batch is NaN":           {Tokens: 1, Shares: Fractions{Batch: nan}},
-		"shares.batch is +Inf":          {Tokens: 1, Shares: Fractions{Batch: inf}},
-		"shares.background is -0.1":     {Tokens: 1, Shares: Fractions{Interactive: 0.6, Background: -0.1, Batch: 0.5}},
-		"shares.interactive is 50":      {Tokens: 1, Shares: Fractions{50, 30, 20}},
-		"shares add up to 1.4":          {Tokens: 1, Shares: Fractions{0.6, 0.8, 0}},
-		"floors.interactive is NaN":     {Tokens: 1, Floors: Fractions{Interactive: nan}},
-		"floors.background is 0.3":      {Tokens: 1, Floors: Fractions{Background: 0.3}},
-		"floors.batch is -1":            {Tokens: 1, Floors: Fractions{Batch: -1}},
-		"ceilings.interactive is NaN":   {Tokens: 1, Ceilings: Fractions{Interactive: nan}},
-		"ceilings.interactive is 0.5":   {Tokens: 1, Ceilings: Fractions{Interactive: 0.5}},
-		"ceilings.interactive is 1.001": {Tokens: 1, Ceilings: Fractions{Interactive: 1.001}},
-		"ceilings.batch is -0.5":        {Tokens: 1, Ceilings: Fractions{Batch: -0.5}},
+		"tokens is 0":                           {},
+		"tokens is -1":                          {Tokens: -1},
+		"window is -1ns":                        {Tokens: 1, Window: -1},
+		"pace is 13: want 1 to 12, or 0 for 12": {Tokens: 1, Pace: 13},
+		"pace is -1":                            {Tokens: 1, Pace: -1},
+		"overdraft is -1":                       {Tokens: 1, Overdraft: -1},
+		"shares.batch is NaN":                   {Tokens: 1, Shares: Fractions{Batch: nan}},
+		"shares.batch is +Inf":                  {Tokens: 1, Shares: Fractions{Batch: inf}},
+		"shares.background is -0.1":             {Tokens: 1, Shares: Fractions{Interactive: 0.6, Background: -0.1, Batch: 0.5}},
+		"shares.interactive is 50":              {Tokens: 1, Shares: Fractions{50, 30, 20}},
+		"shares add up to 1.4":                  {Tokens: 1, Shares: Fractions{0.6, 0.8, 0}},
+		"floors.interactive is NaN":             {Tokens: 1, Floors: Fractions{Interactive: nan}},
+		"floors.background is 0.3":              {Tokens: 1, Floors: Fractions{Background: 0.3}},
+		"floors.batch is -1":                    {Tokens: 1, Floors: Fractions{Batch: -1}},
+		"ceilings.interactive is NaN":           {Tokens: 1, Ceilings: Fractions{Interactive: nan}},
+		"ceilings.interactive is 0.5":           {Tokens: 1, Ceilings: Fractions{Interactive: 0.5}},
+		"ceilings.interactive is 1.001":         {Tokens: 1, Ceilings: Fractions{Interactive: 1.001}},
+		"ceilings.batch is -0.5":                {Tokens: 1, Ceilings: Fractions{Batch: -0.5}},
 	} {
 		require.ErrorContains(t, q.Validate(), "quotashare: "+want)
 		require.Equal(t, Limits{}, q.Limits(Interactive))
@@ -434,6 +466,11 @@ func TestValidateNamesTheField(t *testing.T) {
 	} {
 		require.NoError(t, q.Validate(), name)
 	}
+}
+
+// TestNoFloorsKeepsItsValue is for quotas that somebody stored with it.
+func TestNoFloorsKeepsItsValue(t *testing.T) {
+	require.Equal(t, Fractions{-1, -1, -1}, NoFloors)
 }
 
 // TestDefaultsWrittenOutChangeNothing also says that writing them out again changes nothing more.

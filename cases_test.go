@@ -1191,6 +1191,18 @@ func TestAnyQuotaInAnyWindowIsExact(t *testing.T) {
 	}
 }
 
+// A window that is longer than time itself is full for good.
+func TestTheLongestWindowIsExact(t *testing.T) {
+	quota := wholeQuota(10)
+	quota.Window = math.MaxInt64
+	w := newCaseWindow(t, quota)
+	w.admit(Interactive, 10)
+	w.wait(Interactive, 1, math.MaxInt64)
+	w.wait(Batch, 1, math.MaxInt64) // also for whoever must wait until demand is forgotten
+	w.clock.advance(100 * 365 * 24 * time.Hour)
+	w.wait(Interactive, 1, math.MaxInt64-100*365*24*time.Hour)
+}
+
 // Quotas.
 
 // Case 39: nothing is nothing. A quota of 0 is no quota and a class without share that may not borrow is admitted

@@ -29,6 +29,12 @@ func TestZeroWindowRefusesAsInvalid(t *testing.T) {
 	require.ErrorContains(t, w.SetQuota(Quota{Tokens: 1}), "NewWindow")
 }
 
+func TestTheZeroOptionChangesNothing(t *testing.T) {
+	w, err := NewWindow(Quota{Tokens: 1000}, Option{}, WithMaxWait(Interactive, -1))
+	require.NoError(t, err)
+	require.Equal(t, int64(1000), w.Quota().Tokens)
+}
+
 func TestSetQuotaKeepsTheWindowLength(t *testing.T) {
 	w, clock := newTestWindow(t, Quota{Tokens: 1000})
 	_, d := w.TryAcquire(Interactive, 600)

@@ -97,7 +97,7 @@ func run(only []string, which *regexp.Regexp, upTo time.Duration, full, verbose 
 					m.killer = kill(dir, m, tests)
 				}
 				if verbose {
-					fmt.Printf("%s: %s\n", m.name, cmp.Or(m.killer, "survived"))
+					fmt.Printf("%d: %s: %s\n", m.line, m.name, cmp.Or(m.killer, "survived"))
 				}
 			}
 		})
@@ -131,7 +131,7 @@ func report(mutants []*mutant, known map[string]bool) error {
 		case known[m.name]:
 			n.explained++
 		default:
-			fmt.Printf("survived: %s\n", m.name)
+			fmt.Printf("survived, in line %d: %s\n", m.line, m.name)
 			bad++
 		}
 		delete(known, m.name)

@@ -21,6 +21,7 @@ import (
 type mutant struct {
 	id, site int // site is the id of the first mutant at the same place
 	file     string
+	line     int
 	name     string // says what is changed where, by content: it stays when lines move
 	killer   string
 }
@@ -222,6 +223,9 @@ func (f *finder) expr(n ast.Expr, stack []ast.Node) bool {
 	if pair, ok := parent.(*ast.KeyValueExpr); ok && pair.Key == n {
 		return false
 	}
+	if _, ok := n.(*ast.ParenExpr); ok {
+		return true
+	}
 	if tv.Value != nil {
 		f.add(n, f.typeName(tv.Type), f.otherConstants(n, tv), stack)
 		return false // the largest constant is changed as a whole
@@ -368,7 +372,7 @@ func (f *finder) add(n ast.Node, typ string, instead []string, stack []ast.Node)
 		if times := f.names[name]; times > 1 {
 			name += fmt.Sprintf(" (%d)", times)
 		}
-		f.mutants = append(f.mutants, &mutant{id: f.next, site: s.first, file: f.file, name: name})
+		f.mutants = append(f.mutants, &mutant{id: f.next, site: s.first, file: f.file, line: f.fset.Position(n.Pos()).Line, name: name})
 		f.next++
 	}
 }
