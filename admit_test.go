@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 
@@ -375,6 +376,9 @@ func TestQuotaInJSON(t *testing.T) {
 	require.JSONEq(t, `{"tokens": 5, "window": "1m0s", "shares": {"interactive": 0.7, "background": 0.2, "batch": 0.1},
 		"floors": {"interactive": 0.7, "background": 0.1, "batch": 0.05}, "ceilings": {"batch": 0}, "pace": 12,
 		"overdraft": 0}`, string(text))
+	text, err = json.Marshal(Quota{Tokens: 5})
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "ceilings", "there are none")
 	_, err = json.Marshal(Quota{})
 	require.ErrorContains(t, err, "tokens is 0")
 }
@@ -407,6 +411,8 @@ func TestQuotaInJSONIsStrict(t *testing.T) {
 		`{"tokens": 5, "shares": {}}`:                                "shares are all 0",
 		`{"tokens": 5, "shares": {"interactve": 0.6}}`:               `unknown key "interactve" in shares: want interactive`,
 		`{"tokens": 5, "shares": {"batch": 0.6, "batch": 0.6}}`:      `shares has the key "batch" twice`,
+		`{"tokens": 5, "shares": {"class(3)": 0.6}}`:                 `unknown key "class(3)" in shares`,
+		`{"tokens": 5, "ceilings": {"batch": 1.5}}`:                  "ceilings.batch is 1.5: want a fraction from 0 to 1",
 		`{"tokens": 5, "shares": {"batch": "0.6"}}`:                  `shares.batch is "0.6": want a fraction`,
 		`{"tokens": 5, "shares": {"batch": null}}`:                   "shares.batch is null",
 		`{"tokens": 5, "shares": {"batch": 50}}`:                     "shares.batch is 50: want a fraction from 0 to 1",
@@ -420,6 +426,7 @@ func TestQuotaInJSONIsStrict(t *testing.T) {
 		`{"tokens": 5, "pace": 13}`:                                  "pace is 13: want 1 to 12, or 0 for 12",
 		`{"tokens": 5, "pace": -1}`:                                  "pace is -1",
 		`{"tokens": 5, "pace": 4294967297}`:                          "pace is 4294967297", // 1, where an int has 32 bits
+		`{"tokens": 5, "pace": -4294967295}`:                         "pace is -4294967295",
 	} {
 		q, err := ParseQuota([]byte(text))
 		require.ErrorContains(t, err, want, text)
@@ -427,6 +434,19 @@ func TestQuotaInJSONIsStrict(t *testing.T) {
 		kept := Quota{Tokens: 7}
 		require.Error(t, kept.UnmarshalJSON([]byte(text)), text)
 		require.Equal(t, Quota{Tokens: 7}, kept, "an error leaves the quota as it was")
+	}
+}
+
+// TestALargeExponentTakesNoMemory: a number of as many digits would.
+func TestALargeExponentTakesNoMemory(t *testing.T) {
+	for _, exponent := range []string{"100000", "-100000"} {
+		text := []byte(`{"tokens": 1e` + exponent + `}`)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := ParseQuota(text)
+		runtime.ReadMemStats(&after)
+		require.ErrorContains(t, err, "want a whole number")
+		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(16<<10), exponent)
 	}
 }
 

@@ -42,6 +42,7 @@ func TestSetQuotaKeepsTheWindowLength(t *testing.T) {
 	before := w.Quota()
 	for want, q := range map[string]Quota{
 		"window is 1s: want 1m0s":    {Tokens: 1000, Window: time.Second},
+		"window is 1ns: want 1m0s":   {Tokens: 1000, Window: 1},
 		"tokens is 0":                {},
 		"window is -1s: want a posi": {Tokens: 1, Window: -time.Second},
 	} {
