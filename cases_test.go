@@ -1150,6 +1150,18 @@ func TestALongPauseChangesNothing(t *testing.T) {
 	}
 }
 
+// Nothing is remembered after a pause, however short the window is.
+func TestALongPauseForgetsEverything(t *testing.T) {
+	for length := time.Duration(1); length <= 30; length++ {
+		quota := wholeQuota(100)
+		quota.Window = length
+		w := newCaseWindow(t, quota)
+		w.admit(Interactive, 100)
+		w.clock.advance(time.Hour)
+		require.Equal(t, Usage{}, w.Usage(), length)
+	}
+}
+
 // Case 38: no quota and no window is turned into a time per token, which would be 0 or inexact: counts and waits are
 // exact for all of them.
 func TestAnyQuotaInAnyWindowIsExact(t *testing.T) {
@@ -1201,6 +1213,10 @@ func TestTheLongestWindowIsExact(t *testing.T) {
 	w.wait(Batch, 1, math.MaxInt64) // also for whoever must wait until demand is forgotten
 	w.clock.advance(100 * 365 * 24 * time.Hour)
 	w.wait(Interactive, 1, math.MaxInt64-100*365*24*time.Hour)
+	w.clock.advance(math.MaxInt64 - 100*365*24*time.Hour)
+	w.wait(Interactive, 1, 1) // for ever: the window's time has come to its end
+	w.clock.advance(time.Hour)
+	w.wait(Interactive, 1, 1)
 }
 
 // Quotas.

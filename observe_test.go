@@ -1,6 +1,7 @@
 package quotashare_test
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
@@ -108,6 +109,61 @@ func TestObserveAllowsForWhatWasChargedMeanwhile(t *testing.T) {
 	assert.EqualValues(t, 801, w.Usage().Others)
 }
 
+// TestObserveKnowsWhatWasChargedWhenTheProviderAnswered, which may have left the window since; and it forgets it then.
+func TestObserveKnowsWhatWasChargedWhenTheProviderAnswered(t *testing.T) {
+	for _, test := range []struct {
+		name         string
+		used, others int64
+	}{
+		{"some", 250, 200}, // what is not left of 1000 is 700
+		{"more than an int64", math.MaxInt64 - 1, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w, clock := newTestWindow(t, Quota{Tokens: 1000, Floors: NoFloors})
+			w.Observe(1000, 0) // from now on the Window remembers
+			clock.advance(time.Second)
+			one, _ := w.TryAcquire(Interactive, 200)
+			other, d := w.TryAcquire(Background, 200)
+			require.True(t, d.Admitted)
+			one.Settle(test.used)
+			other.Settle(test.used)
+			clock.advance(61 * time.Second)
+			w.Observe(300, 1500*time.Millisecond)
+			require.Equal(t, test.others, w.Usage().Others)
+			clock.advance(2 * time.Minute)
+			w.Observe(299, 0)
+			require.Equal(t, int64(701), w.Usage().Others)
+		})
+	}
+}
+
+func TestObserveKnowsWhatWasSettledSinceTheProviderAnswered(t *testing.T) {
+	w, clock := newTestWindow(t, Quota{Tokens: 1000, Floors: NoFloors})
+	w.Observe(1000, 0)
+	clock.advance(time.Second)
+	grant, d := w.TryAcquire(Interactive, 500)
+	require.True(t, d.Admitted)
+	clock.advance(time.Second)
+	grant.Settle(0)
+	clock.advance(time.Second)
+	w.Observe(300, 1500*time.Millisecond)
+	require.Equal(t, int64(200), w.Usage().Others)
+}
+
+// TestAHintKnowsWhenOthersAreForgotten: when the part of the window ends in which they were told, the window later.
+func TestAHintKnowsWhenOthersAreForgotten(t *testing.T) {
+	w := newCaseWindow(t, wholeQuota(1000))
+	w.Observe(999, 0) // a single token
+	w.wait(Interactive, 1000, 65*time.Second)
+
+	w = newCaseWindow(t, wholeQuota(1000))
+	w.Observe(500, 0)
+	w.at(3 * time.Second)
+	w.admit(Interactive, 500)
+	w.at(62 * time.Second)
+	w.wait(Interactive, 600, 3*time.Second) // not when the charge leaves, which is sooner
+}
+
 func TestObserveTakesACachedValueOnce(t *testing.T) {
 	w, clock := newTestWindow(t, Quota{Tokens: 100_000, Floors: NoFloors, Pace: 1})
 	w.Observe(90_000, 0)
@@ -122,6 +178,33 @@ func TestObserveTakesACachedValueOnce(t *testing.T) {
 	w.Observe(90_001, 0)
 	assert.NotZero(t, w.Usage().Others)
 	assert.Less(t, w.Usage().Others, int64(10_000))
+}
+
+// A value that is told again is taken while no more was charged than providers round by.
+func TestObserveTakesAValueAgainWhileLittleIsCharged(t *testing.T) {
+	for _, test := range []struct {
+		quota, most int64
+	}{
+		{1_000_000, 1000},
+		{9_900, 99}, // a hundredth
+	} {
+		for _, charged := range []int64{test.most, test.most + 1} {
+			w, clock := newTestWindow(t, Quota{Tokens: test.quota, Floors: NoFloors})
+			w.Observe(test.quota/2, 0)
+			clock.advance(40 * time.Second)
+			_, d := w.TryAcquire(Interactive, charged)
+			require.True(t, d.Admitted)
+			w.Observe(test.quota/2, 0)
+			clock.advance(30 * time.Second)
+			require.Equal(t, charged == test.most, w.Usage().Others > 0, "%d of %d", charged, test.quota)
+		}
+	}
+}
+
+func TestObserveInTheShortestWindow(t *testing.T) {
+	w, _ := newTestWindow(t, Quota{Tokens: 100, Window: 1})
+	w.Observe(40, 0)
+	require.Equal(t, int64(60), w.Usage().Others)
 }
 
 func TestObserveKnowsAValueThatIsToldForTheFirstTime(t *testing.T) {
