@@ -83,6 +83,7 @@ func TestObserveLeavesOutWhatSaysNothing(t *testing.T) {
 	var zero Window
 	zero.Observe(0, 0)
 	zero.Throttled(time.Second)
+	zero.Throttled(0)
 	assert.Zero(t, zero.Stats())
 }
 
@@ -148,6 +149,50 @@ func TestObserveKnowsWhatWasSettledSinceTheProviderAnswered(t *testing.T) {
 	clock.advance(time.Second)
 	w.Observe(300, 1500*time.Millisecond)
 	require.Equal(t, int64(200), w.Usage().Others)
+}
+
+// TestObserveKnowsWhenTheProviderMayHaveAnswered charges 400 tokens for a moment, and is told at another that 500 are
+// left, in the answer to a call that was sent so long ago. What was charged explains it if the answer may be of the same
+// part of the window, and be it for a nanosecond.
+func TestObserveKnowsWhenTheProviderMayHaveAnswered(t *testing.T) {
+	for _, test := range []struct {
+		charged, told, sent time.Duration
+		explained           bool
+	}{
+		{16 * time.Second, 22 * time.Second, time.Second, false},
+		{16 * time.Second, 22 * time.Second, 2 * time.Second, false},
+		{16 * time.Second, 22 * time.Second, 2*time.Second + 1, true},
+		{11 * time.Second, 24 * time.Second, 5 * time.Second, false},
+		{6 * time.Second, 22 * time.Second, 12 * time.Second, false},
+		{6 * time.Second, 22 * time.Second, 12*time.Second + 1, true},
+		{1 * time.Second, 60 * time.Second, 59 * time.Second, true},
+	} {
+		w := newCaseWindow(t, Quota{Tokens: 1000, Floors: NoFloors})
+		w.Observe(1000, 0)
+		w.at(test.charged)
+		grant := w.admit(Interactive, 400)
+		w.at(test.charged + time.Second)
+		grant.Settle(0)
+		w.at(test.told)
+		w.Observe(500, test.sent)
+		want := int64(500)
+		if test.explained {
+			want = 100
+		}
+		require.Equal(t, want, w.Usage().Others, "%+v", test)
+	}
+}
+
+// What was only asked for explains nothing, but before the first Observe, for until then it is all that is known.
+func TestObserveTakesARefusalForNoCharge(t *testing.T) {
+	w := newCaseWindow(t, Quota{Tokens: 1000, Floors: NoFloors, Ceilings: Fractions{Interactive: 0.7}})
+	w.Observe(1000, 0)
+	w.at(10 * time.Second)
+	w.admit(Interactive, 100)
+	w.refuse(Interactive, 650)
+	w.at(20 * time.Second)
+	w.Observe(500, 15*time.Second)
+	require.Equal(t, int64(400), w.Usage().Others)
 }
 
 // TestAHintKnowsWhenOthersAreForgotten: when the part of the window ends in which they were told, the window later.
@@ -263,6 +308,31 @@ func TestThrottledForLongerThanAWindow(t *testing.T) {
 		_, d = w.TryAcquire(c, 701)
 		assert.Equal(t, Decision{Reason: ReasonQuotaFull, RetryAfter: 20 * time.Second}, d, "%v: a loan", c)
 	}
+}
+
+func TestThrottledForANanosecond(t *testing.T) {
+	for _, length := range []time.Duration{1, time.Minute} {
+		w := newCaseWindow(t, Quota{Tokens: 1000, Window: length, Floors: NoFloors})
+		w.at(length / 2)
+		w.Throttled(1)
+		w.wait(Interactive, 1, 1)
+		w.wait(Interactive, 800, length) // which is a loan
+		w.at(length/2 + 1)
+		w.admit(Interactive, 1)
+	}
+}
+
+// TestThrottledAtTheEndOfTime: what is not over before the window's time ends holds for ever.
+func TestThrottledAtTheEndOfTime(t *testing.T) {
+	w := newCaseWindow(t, Quota{Tokens: 1000, Window: math.MaxInt64, Floors: NoFloors})
+	w.at(200 * 365 * 24 * time.Hour)
+	w.Throttled(time.Hour)
+	w.wait(Interactive, 1, time.Hour)
+	w.wait(Interactive, 800, math.MaxInt64-200*365*24*time.Hour)
+	w.at(math.MaxInt64)
+	w.Throttled(time.Hour)
+	w.wait(Interactive, 1, 1)
+	w.wait(Interactive, 1, 1)
 }
 
 func TestThrottledWithoutAHint(t *testing.T) {
