@@ -658,6 +658,40 @@ func TestNoHintOutlivesWhatHappensInTheFirstInstant(t *testing.T) {
 	}
 }
 
+// A call that waits is remembered as demand for longer than it was when a hint was given: the next is as exact.
+func TestAHintIsSearchedAnewWhileCallsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := Quota{Tokens: 1000, Shares: Fractions{Interactive: 0.5, Batch: 0.5}, Floors: NoFloors, Pace: 1}
+		w := newBubbleWindow(t, quota)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		w.admit(Interactive, 500).Settle(5000)
+		w.acquire(ctx, Batch, 450).waits()
+		for _, now := range []time.Duration{0, 10 * time.Second} {
+			w.at(now)
+			require.Equal(t, 65*time.Second, w.refuse(Interactive, 600).RetryAfter, "as if who waits went away now")
+		}
+	})
+}
+
+// Whoever gives up at the instant at which those before it fit is told a time to come back, though they have not been
+// admitted yet.
+func TestWhoGivesUpBehindCallsThatFitIsToldToWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clock := newClock()
+		w := newBubbleWindow(t, classQuota(Interactive, 1000), WithClock(clock.read), WithMaxWait(Interactive, -1))
+		w.admit(Interactive, 1000)
+		ctx, cancel := context.WithCancel(t.Context())
+		first, second := w.acquire(t.Context(), Interactive, 100), w.acquire(ctx, Interactive, 100)
+		clock.advance(time.Minute)
+		cancel()
+		synctest.Wait()
+		require.Positive(t, second.deniedAt(0).Decision.RetryAfter)
+		w.at(time.Minute)
+		first.admittedAt(time.Minute)
+	})
+}
+
 // Waiters that ask for more than an int64 together ask for the largest.
 func TestWaitersBeyondAnInt64(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

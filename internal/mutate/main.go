@@ -12,10 +12,8 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"context"
 	_ "embed"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -211,7 +209,7 @@ func measure(dir string, mutants []*mutant) (tests []test, err error) {
 				return nil, err
 			}
 			start := time.Now()
-			if out, err := command(context.Background(), dir, pkg, "^"+name+"$", []string{"MUTATE_REACHED=" + reached}, "-test.short").CombinedOutput(); err != nil {
+			if out, err := command(dir, pkg, "^"+name+"$", []string{"MUTATE_REACHED=" + reached}, "-test.short").CombinedOutput(); err != nil {
 				return nil, fmt.Errorf("%s fails without a mutant: %w\n%s", name, err, out)
 			}
 			t := test{pkg: pkg, name: name, took: time.Since(start), reaches: map[int]bool{}}
@@ -238,8 +236,8 @@ func measure(dir string, mutants []*mutant) (tests []test, err error) {
 	return tests, nil
 }
 
-func command(ctx context.Context, dir, pkg, run string, env []string, flags ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, binary(dir, pkg), append(flags, "-test.failfast", "-test.run", run)...)
+func command(dir, pkg, run string, env []string, flags ...string) *exec.Cmd {
+	cmd := exec.Command(binary(dir, pkg), append(flags, "-test.failfast", "-test.run", run)...)
 	cmd.Dir = pkg
 	cmd.Env = append(os.Environ(), env...)
 	return cmd
@@ -248,7 +246,7 @@ func command(ctx context.Context, dir, pkg, run string, env []string, flags ...s
 // quick is how long a test takes that is run together with others.
 const quick = 100 * time.Millisecond
 
-// kill returns the test that fails with the mutant, "timeout in" it if it does not end, and "" if there is none.
+// kill returns the test that fails with the mutant, or does not end, and "" if there is none.
 func kill(dir string, m *mutant, tests []test, flags ...string) string {
 	type group struct {
 		pkg, run string
@@ -271,18 +269,23 @@ func kill(dir string, m *mutant, tests []test, flags ...string) string {
 			together[t.pkg] = g
 		}
 	}
+	own := func(g *group) bool { return filepath.Clean(g.pkg) == filepath.Dir(m.file) }
+	slices.SortStableFunc(groups, func(a, b *group) int { // its own tests first, which are sharper
+		switch {
+		case own(a) && !own(b):
+			return -1
+		case own(b) && !own(a):
+			return 1
+		}
+		return 0
+	})
 	for _, g := range groups {
-		limit := 10*time.Second + 10*g.took
+		limit := 10*time.Second + 3*g.took
 		if len(flags) == 0 {
-			limit = time.Minute + 100*g.took
+			limit = time.Minute + 30*g.took
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		out, err := command(ctx, dir, g.pkg, "^("+g.run+")$", []string{"MUTATE=" + strconv.Itoa(m.id)}, flags...).CombinedOutput()
-		timeout := errors.Is(ctx.Err(), context.DeadlineExceeded)
-		cancel()
-		if timeout {
-			return "timeout in " + g.run
-		}
+		flags := append([]string{"-test.timeout", limit.String()}, flags...)
+		out, err := command(dir, g.pkg, "^("+g.run+")$", []string{"MUTATE=" + strconv.Itoa(m.id)}, flags...).CombinedOutput()
 		if err != nil {
 			return failed(out)
 		}
@@ -290,7 +293,7 @@ func kill(dir string, m *mutant, tests []test, flags ...string) string {
 	return ""
 }
 
-// failed returns the name of the test that failed first, or that panicked.
+// failed returns the name of the test that failed first, or the panic.
 func failed(out []byte) string {
 	lines := bufio.NewScanner(bytes.NewReader(out))
 	for lines.Scan() {

@@ -242,10 +242,14 @@ func (f *finder) expr(n ast.Expr, stack []ast.Node) bool {
 			if basic, ok := tv.Type.Underlying().(*types.Basic); ok && basic.Info()&types.IsString != 0 {
 				return true
 			}
+			comparison := n.Op.Precedence() == token.EQL.Precedence()
+			if comparison && (f.isWhole(n.X) || f.isWhole(n.Y)) {
+				others = nil // a neighbour of the constant does the same
+			}
 			for _, other := range others {
 				instead = append(instead, x+" "+other+" "+y)
 			}
-			if n.Op.Precedence() == token.EQL.Precedence() {
+			if comparison {
 				instead = append(instead, booleans(n, parent)...)
 			}
 			f.add(n, f.typeName(tv.Type), instead, stack)
@@ -262,6 +266,16 @@ func (f *finder) expr(n ast.Expr, stack []ast.Node) bool {
 		}
 	}
 	return true
+}
+
+// isWhole reports whether n is a constant of which otherConstants tries the neighbours.
+func (f *finder) isWhole(n ast.Expr) bool {
+	tv := f.info.Types[n]
+	if tv.Value == nil {
+		return false
+	}
+	basic, ok := tv.Type.Underlying().(*types.Basic)
+	return ok && basic.Info()&types.IsInteger != 0
 }
 
 // booleans returns what a condition can be changed to, less what changing the one before it in an && or || does too.
@@ -305,14 +319,14 @@ func (f *finder) call(n *ast.CallExpr, tv types.TypeAndValue, stack []ast.Node) 
 		f.add(n, "int64", []string{x, y, x + "+" + y}, stack)
 	default:
 		if basic, ok := tv.Type.(*types.Basic); ok && basic.Kind() == types.Bool {
-			if parent := stack[len(stack)-1]; !isStatement(parent) {
+			switch parent := stack[len(stack)-1].(type) {
+			case *ast.ExprStmt, *ast.DeferStmt:
+			default:
 				f.add(n, "bool", booleans(n, parent), stack)
 			}
 		}
 	}
 }
-
-func isStatement(n ast.Node) bool { _, ok := n.(*ast.ExprStmt); return ok }
 
 // otherConstants returns the neighbours of a number, and the other boolean.
 func (f *finder) otherConstants(n ast.Expr, tv types.TypeAndValue) (others []string) {
@@ -327,7 +341,11 @@ func (f *finder) otherConstants(n ast.Expr, tv types.TypeAndValue) (others []str
 		for _, op := range []token.Token{token.ADD, token.SUB} {
 			changed := constant.BinaryOp(tv.Value, op, constant.MakeInt64(1))
 			if f.fits(changed, basic) {
-				others = append(others, "("+f.text(n)+") "+op.String()+" 1")
+				text := f.text(n)
+				if _, ok := n.(*ast.BinaryExpr); ok {
+					text = "(" + text + ")"
+				}
+				others = append(others, text+op.String()+"1")
 			}
 		}
 	}
@@ -367,7 +385,7 @@ func (f *finder) add(n ast.Node, typ string, instead []string, stack []ast.Node)
 		if other == "" {
 			other = "nothing"
 		}
-		name := fmt.Sprintf("%s %s: %s => %s", f.file, function(stack), oneLine(f.text(n)), oneLine(other))
+		name := f.name(n, other, stack)
 		f.names[name]++
 		if times := f.names[name]; times > 1 {
 			name += fmt.Sprintf(" (%d)", times)
@@ -375,6 +393,20 @@ func (f *finder) add(n ast.Node, typ string, instead []string, stack []ast.Node)
 		f.mutants = append(f.mutants, &mutant{id: f.next, site: s.first, file: f.file, line: f.fset.Position(n.Pos()).Line, name: name})
 		f.next++
 	}
+}
+
+// name says that n becomes other. Of a constant that would say nothing, so it shows what the constant is part of.
+func (f *finder) name(n ast.Node, other string, stack []ast.Node) string {
+	was, is := f.text(n), other
+	if expr, ok := n.(ast.Expr); ok && f.info.Types[expr].Value != nil {
+		around := stack[len(stack)-1]
+		before := string(f.source[f.offset(around.Pos()):f.offset(n.Pos())])
+		after := string(f.source[f.offset(n.End()):f.offset(around.End())])
+		if all := before + was + after; len(all) <= 120 && !strings.Contains(all, "\n") {
+			was, is = all, before+is+after
+		}
+	}
+	return fmt.Sprintf("%s %s: %s => %s", f.file, function(stack), oneLine(was), oneLine(is))
 }
 
 func function(stack []ast.Node) string {
