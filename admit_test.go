@@ -304,6 +304,32 @@ func TestAdmitGivesTheFirstReasonThatApplies(t *testing.T) {
 	require.Equal(t, Decision{Reason: ReasonInvalid}, Admit(Batch, 1, Usage{}, Quota{}))
 }
 
+// TestNegativeUsageIsNone: each number of a Usage that is negative counts as 0, in every decision near to a limit.
+func TestNegativeUsageIsNone(t *testing.T) {
+	floors := Fractions{Interactive: 0.3, Background: 0.1, Batch: 0.1}
+	for _, q := range []Quota{{Tokens: 20, Floors: floors}, {Tokens: 20, Floors: floors, Pace: 1}} {
+		for used := range int64(10) {
+			for field := range 10 {
+				base := Usage{Used: ClassTokens{used, used / 2, used / 3}}
+				numbers := []*int64{&base.Others}
+				for c := range Class(NumClasses) {
+					numbers = append(numbers, &base.Used[c], &base.Recent[c], &base.Demand[c])
+				}
+				*numbers[field] = 0
+				none := base
+				for _, negative := range []int64{-1, -7, math.MinInt64} {
+					*numbers[field] = negative
+					for c := range Class(NumClasses) {
+						for e := int64(1); e <= q.Tokens; e++ {
+							require.Equal(t, Admit(c, e, none, q), Admit(c, e, base, q), "%v of %d: %+v", c, e, base)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestReasonsAndDecisions(t *testing.T) {
 	names := map[Reason]string{
 		ReasonNone: "none", ReasonOwnShare: "own_share", ReasonBorrowed: "borrowed", ReasonQuotaFull: "quota_full",
