@@ -703,6 +703,7 @@ func TestWaitersBeyondAnInt64(t *testing.T) {
 			w.acquire(ctx, Batch, 1<<62).waits()
 		}
 		require.Equal(t, tokensOf(Batch, math.MaxInt64), w.Usage().Demand)
+		require.Equal(t, Decision{Reason: ReasonQueued, RetryAfter: time.Minute}, w.refuse(Batch, 1<<62))
 	})
 }
 

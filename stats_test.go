@@ -210,13 +210,15 @@ func TestStatsSaturate(t *testing.T) {
 		}
 		require.Equal(t, int64(math.MaxInt64), w.Stats().Classes[Batch].CancelledTokens)
 
-		for _, class := range []Class{Interactive, Batch} {
-			grant, d := w.TryAcquire(class, 1)
-			require.True(t, d.Admitted)
-			grant.Settle(math.MaxInt64 - 1)
+		var grants [NumClasses]Grant
+		for class := range grants {
+			grants[class], _ = w.TryAcquire(Class(class), 1)
+		}
+		for class := range grants {
+			grants[class].Settle(math.MaxInt64 - 1)
 			require.Equal(t, int64(math.MaxInt64-1), w.Stats().Classes[class].Used)
 		}
-		require.Equal(t, int64(math.MaxInt64), w.Stats().Used, "of two classes")
+		require.Equal(t, int64(math.MaxInt64), w.Stats().Used, "of all classes")
 	})
 	t.Run("of others on the account", func(t *testing.T) {
 		w, _ := newTestWindow(t, quota)
