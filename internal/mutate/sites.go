@@ -341,11 +341,15 @@ func (f *finder) otherConstants(n ast.Expr, tv types.TypeAndValue) (others []str
 		for _, op := range []token.Token{token.ADD, token.SUB} {
 			changed := constant.BinaryOp(tv.Value, op, constant.MakeInt64(1))
 			if f.fits(changed, basic) {
+				if _, ok := n.(*ast.BasicLit); ok && changed.Kind() == constant.Int {
+					others = append(others, changed.ExactString())
+					continue
+				}
 				text := f.text(n)
 				if _, ok := n.(*ast.BinaryExpr); ok {
 					text = "(" + text + ")"
 				}
-				others = append(others, text+op.String()+"1")
+				others = append(others, "("+text+op.String()+"1)")
 			}
 		}
 	}

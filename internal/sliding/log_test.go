@@ -152,6 +152,48 @@ func TestCrowdedLog(t *testing.T) {
 	}
 }
 
+// TestLogMergesOnlyWhenItIsCrowded, and only what is in the same 600th of the window.
+func TestLogMergesOnlyWhenItIsCrowded(t *testing.T) {
+	const second = int64(1e9)
+	log := NewLog(600 * second)
+	add := func(at int64, kept int) {
+		t.Helper()
+		log.Expire(at)
+		log.Add(at, 1)
+		require.Equal(t, kept, log.Len(), at)
+	}
+	for i := range 100 {
+		add(second/5+int64(i), i+1)
+	}
+	for i := 100; i < crowded; i++ {
+		add(600*second+second/10+int64(i), i+1)
+	}
+	add(600*second+second/10+crowded, crowded)
+	require.Equal(t, int64(crowded+1), log.Sum())
+
+	// The oldest leave, so there is room for a charge by itself, be it of the same 600th.
+	add(600*second+second/5+49, crowded-50+1)
+	for i := range 99 {
+		add(600*second+second/2+int64(i), crowded-100+1+i+1)
+	}
+	add(600*second+second/2+100, crowded)
+	add(601*second-1, crowded)
+	add(601*second, crowded+1)
+	add(602*second-1, crowded+1)
+	add(602*second, crowded+2)
+	require.Equal(t, int64(crowded+1-100+1+99+5), log.Sum())
+}
+
+// TestReplaceLeavesWhatWasForgotten: a charge is worth what is left of it.
+func TestReplaceLeavesWhatWasForgotten(t *testing.T) {
+	log := NewLog(60e9)
+	log.Add(1, math.MaxInt64-5)
+	log.Add(2, 100)
+	require.Equal(t, int64(math.MaxInt64), log.Sum())
+	log.Replace(1, math.MaxInt64-5, 0)
+	require.Equal(t, int64(100), log.Sum())
+}
+
 func requireAtMostAGrainLate(t *testing.T, want *plain, after, grain, got int64) {
 	t.Helper()
 	require.GreaterOrEqual(t, got, want.after(after))
