@@ -382,6 +382,7 @@ func TestQuotaInJSON(t *testing.T) {
 		{"no floors", `{"tokens": 2000000, "floors": "none"}`, with(func(q *Quota) { q.Floors = NoFloors })},
 		{"floors of 0", `{"tokens": 2000000, "floors": {"batch": 0}}`, with(func(q *Quota) { q.Floors = NoFloors })},
 		{"an exponent with zeros", `{"tokens": 2e0000006}`, written},
+		{"the shortest window", `{"tokens": 2000000, "window": "1ns"}`, with(func(q *Quota) { q.Window = 1 })},
 		{"the default pace", `{"tokens": 2000000, "pace": 0}`, written},
 		{"the largest", `{"tokens": 9223372036854775807}`, with(func(q *Quota) { q.Tokens = math.MaxInt64 })},
 	} {

@@ -1,11 +1,11 @@
 // Command mutate asks the tests what they are worth: it changes the code of a Window in one place after the other, and
 // names each change with which all tests still pass. Run it in the root of the repository.
 //
-//	go run ./internal/mutate [-full] [-v] [-match REGEXP] [FILE...]
+//	go run ./internal/mutate [-all] [-full] [-v] [-match REGEXP] [FILE...]
 //
 // All mutants are in one test binary, and an environment variable chooses one. So a mutant costs the run of the tests
-// that reach it, up to the first that fails, and no build. What survives and is not in survivors.txt, and what is there
-// and does not survive, makes it fail.
+// that reach it, up to the first that fails, and no build. What survives makes it fail, unless survivors.txt says why:
+// those are run with -all alone, and must survive then.
 package main
 
 import (
@@ -40,7 +40,7 @@ var files = []string{"admit.go", "window.go", "backoff.go", "stats.go", "interna
 var explained string
 
 func main() {
-	upTo := flag.Duration("upto", time.Hour, "leave out tests that take longer")
+	all := flag.Bool("all", false, "run what survivors.txt explains, too")
 	full := flag.Bool("full", false, "run the tests at full length for what survives them with -short")
 	verbose := flag.Bool("v", false, "tell of each mutant which test killed it")
 	match := flag.String("match", "", "only mutants whose name matches the `regexp`")
@@ -48,7 +48,7 @@ func main() {
 	flag.Parse()
 	which, err := regexp.Compile(*match)
 	if err == nil {
-		err = run(flag.Args(), which, *upTo, *full, *verbose, *workers)
+		err = run(flag.Args(), which, *all, *full, *verbose, *workers)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
@@ -56,7 +56,7 @@ func main() {
 	}
 }
 
-func run(only []string, which *regexp.Regexp, upTo time.Duration, full, verbose bool, workers int) error {
+func run(only []string, which *regexp.Regexp, all, full, verbose bool, workers int) error {
 	dir, err := os.MkdirTemp("", "mutate")
 	if err != nil {
 		return err
@@ -66,19 +66,22 @@ func run(only []string, which *regexp.Regexp, upTo time.Duration, full, verbose 
 	if err != nil {
 		return err
 	}
-	tests, err := measure(dir, mutants)
-	if err != nil {
-		return err
-	}
-
-	tests = slices.DeleteFunc(tests, func(t test) bool { return t.took > upTo })
-
 	known := map[string]bool{}
 	for line := range strings.Lines(explained) {
 		if name, _, ok := strings.Cut(line, " # "); ok {
 			known[name] = true
 		}
 	}
+	for name := range known {
+		if !slices.ContainsFunc(mutants, func(m *mutant) bool { return m.name == name }) {
+			return fmt.Errorf("survivors.txt has what is no mutant: %s", name)
+		}
+	}
+	tests, err := measure(dir, mutants)
+	if err != nil {
+		return err
+	}
+
 	var chosen []*mutant
 	for _, m := range mutants {
 		if (len(only) == 0 || slices.Contains(only, m.file)) && which.MatchString(m.name) {
@@ -90,6 +93,9 @@ func run(only []string, which *regexp.Regexp, upTo time.Duration, full, verbose 
 	for range workers {
 		done.Go(func() {
 			for m := range jobs {
+				if known[m.name] && !all {
+					continue
+				}
 				m.killer = kill(dir, m, tests, "-test.short")
 				if m.killer == "" && full && !known[m.name] {
 					m.killer = kill(dir, m, tests)
@@ -132,7 +138,6 @@ func report(mutants []*mutant, known map[string]bool) error {
 			fmt.Printf("survived, in line %d: %s\n", m.line, m.name)
 			bad++
 		}
-		delete(known, m.name)
 	}
 	for _, file := range files {
 		if n := counts[file]; n != nil {

@@ -404,6 +404,9 @@ func (f *finder) name(n ast.Node, other string, stack []ast.Node) string {
 	was, is := f.text(n), other
 	if expr, ok := n.(ast.Expr); ok && f.info.Types[expr].Value != nil {
 		around := stack[len(stack)-1]
+		if _, ok := around.(*ast.ParenExpr); ok {
+			around = n
+		}
 		before := string(f.source[f.offset(around.Pos()):f.offset(n.Pos())])
 		after := string(f.source[f.offset(n.End()):f.offset(around.End())])
 		if all := before + was + after; len(all) <= 120 && !strings.Contains(all, "\n") {
