@@ -1209,11 +1209,12 @@ func TestTheLongestWindowIsExact(t *testing.T) {
 	quota := wholeQuota(10)
 	quota.Window = math.MaxInt64
 	w := newCaseWindow(t, quota)
-	w.admit(Interactive, 4)
 	w.at(century)
+	w.admit(Interactive, 4)
+	w.at(2 * century)
 	w.admit(Interactive, 6)
-	w.wait(Interactive, 1, math.MaxInt64-century)
-	w.wait(Batch, 1, math.MaxInt64-century) // also for whoever must wait until demand is forgotten
+	w.wait(Interactive, 1, math.MaxInt64-2*century)
+	w.wait(Batch, 1, math.MaxInt64-2*century) // also for whoever must wait until demand is forgotten
 	w.at(math.MaxInt64)
 	w.wait(Interactive, 1, 1) // for ever: the window's time has come to its end
 	w.clock.advance(time.Hour)

@@ -190,8 +190,18 @@ func TestReplaceLeavesWhatWasForgotten(t *testing.T) {
 	log.Add(1, math.MaxInt64-5)
 	log.Add(2, 100)
 	require.Equal(t, int64(math.MaxInt64), log.Sum())
+	log.Replace(2, 100, 101)
+	require.Equal(t, int64(math.MaxInt64), log.Sum())
 	log.Replace(1, math.MaxInt64-5, 0)
-	require.Equal(t, int64(100), log.Sum())
+	require.Equal(t, int64(101), log.Sum())
+}
+
+func TestLogAtTheEndOfTime(t *testing.T) {
+	log := NewLog(math.MaxInt64)
+	log.Add(math.MaxInt64-10, 5)
+	require.Equal(t, int64(math.MaxInt64), log.Expire(math.MaxInt64-1))
+	require.Equal(t, int64(5), log.Sum())
+	require.Equal(t, int64(math.MaxInt64), log.Slows(5, Spans(math.MaxInt64, MaxParts)))
 }
 
 func requireAtMostAGrainLate(t *testing.T, want *plain, after, grain, got int64) {
