@@ -1,13 +1,15 @@
 # Everything here needs only Go and make.
 
-NESTED   := internal/bench internal/sdktest internal/service promshare redisshare
+# Every module but the root and internal/tools, of which nothing is built.
+NESTED   := $(filter-out internal/tools,$(patsubst %/go.mod,%,$(sort $(wildcard */go.mod internal/*/go.mod))))
 FUZZTIME ?= 30s
 CONV     ?=
 CODE     ?=
 PAGE     ?= demo.html
 ADDR     ?= 127.0.0.1:8080
+COUNT    ?= 10
 
-.PHONY: help demo serve test cover mutants lint fuzz bench
+.PHONY: help demo serve test cover mutants lint guard api fuzz bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,7 +25,7 @@ QUICK    := GOFLAGS="'-gcflags=github.com/...=-N -l'"
 
 test: ## run all tests
 	go test -shuffle=on ./...
-	@for module in $(NESTED); do (cd $$module && $(QUICK) go test -parallel 8 ./...) || exit 1; done
+	@for module in $(NESTED); do (cd $$module && $(QUICK) go test -shuffle=on -parallel 8 ./...) || exit 1; done
 
 cover: ## what the tests of the decision reach: fails below 95 % of its statements
 	@mkdir -p bin
@@ -37,17 +39,30 @@ lint: ## gofmt, vet and staticcheck, on every module
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }
 	@go build -modfile=internal/tools/go.mod -o bin/ honnef.co/go/tools/cmd/staticcheck
 	go vet ./... && bin/staticcheck ./...
-	@for module in $(NESTED); do \
+	@for module in $(NESTED) internal/tools; do \
 		(cd $$module && $(QUICK) go vet ./... && $(QUICK) $(CURDIR)/bin/staticcheck ./...) || exit 1; \
 	done
 
-FUZZ     := .:FuzzParseQuota .:FuzzAdmit ./sharetest:FuzzReadAzure ./sharetest:FuzzReadLog \
-	./llmhttp:FuzzUsageIsTheSameInPieces ./llmhttp:FuzzHeaders ./llmhttp:FuzzRequestBody
+guard: ## imports, goroutines, licences, known vulnerabilities, and the API against what is recorded
+	cd internal/tools && $(QUICK) go test -count 1 -v .
+
+api: ## record the API as it is
+	cd internal/tools && $(QUICK) go test -count 1 -v -run 'TestAPI$$' . -update
 
 fuzz: ## each fuzz target for FUZZTIME
-	@for target in $(FUZZ); do \
-		go test -run '^$$' -fuzz "^$${target#*:}\$$" -fuzztime $(FUZZTIME) $${target%:*} || exit 1; \
+	@for target in $$(grep -ro '^func Fuzz[[:alnum:]]*' --include='*_test.go' . | sed 's/func //'); do \
+		echo "$${target#*:}"; (cd $${target%/*} && go test -run '^$$' -fuzz "^$${target#*:}\$$" -fuzztime $(FUZZTIME) .) || exit 1; \
 	done
 
-bench: ## benchmarks, beside golang.org/x/time/rate
-	cd internal/bench && go test -bench . -count 6 .
+MEASURE  := bin/bench.test -test.run '^$$' -test.bench
+
+bench: ## COUNT rounds of the benchmarks beside the peers, into the tables of BENCHMARKS.md
+	cd internal/bench && go test -c -o $(CURDIR)/bin/bench.test .
+	@rm -f bin/bench.txt
+	@for round in $$(seq $(COUNT)); do \
+		echo "round $$round of $(COUNT)" && \
+		$(MEASURE) 'Floor|Admitted|Settled|Refused|Queued|Watched' -test.cpu 1,2 -test.benchtime 50ms >>bin/bench.txt && \
+		$(MEASURE) 'Rates|Growth' -test.cpu 1 -test.benchtime 50ms >>bin/bench.txt || exit 1; \
+	done
+	@$(MEASURE) Redis -test.benchtime 4000x >>bin/bench.txt
+	cd internal/bench && go run ./table -page $(CURDIR)/BENCHMARKS.md $(CURDIR)/bin/bench.txt

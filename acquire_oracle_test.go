@@ -758,6 +758,7 @@ func nextWaitQuota(random *rand.Rand, first, last Quota) Quota {
 // TestWaitersEqualOracle compares when and how each of many random calls ends to what section 6 of the design says, to
 // the nanosecond.
 func TestWaitersEqualOracle(t *testing.T) {
+	t.Parallel()
 	seeds := uint64(1500)
 	if testing.Short() {
 		seeds /= 10
@@ -1378,6 +1379,7 @@ func requireGuarantee3(
 
 // TestSaturatedHours lets callers ask for more than there is for hours, and measures who was given what, and when.
 func TestSaturatedHours(t *testing.T) {
+	t.Parallel()
 	hour := time.Hour
 	if testing.Short() {
 		hour /= 6

@@ -46,7 +46,8 @@ var (
 	// loan to drain, at most one window.
 	ElasticFloors = Fractions{Interactive: 0.10, Background: 0.05, Batch: 0.05}
 
-	// NoFloors, as Quota.Floors, keep no headroom free at all: only the recent demand of a class is held for it.
+	// NoFloors, as Quota.Floors, keep no headroom free at all: only the recent demand of a class is held for it. A class
+	// that was silent for one to two windows is forgotten: its first calls wait for the loan to drain.
 	NoFloors = Fractions{-1, -1, -1}
 )
 
@@ -149,6 +150,23 @@ func (f *Fractions) halve(shares *Fractions) {
 	f[Interactive], f[Background], f[Batch] = shares[Interactive], shares[Background]/2, shares[Batch]/2
 }
 
+// fractions returns the shares and the floors with the defaults filled in, the latter in other if they are not q's own.
+// Other is zero before.
+func (q *Quota) fractions(other *Fractions) (shares, floors *Fractions) {
+	shares, floors = &q.Shares, &q.Floors
+	if *shares == (Fractions{}) {
+		shares = &DefaultShares
+	}
+	switch {
+	case *floors == (Fractions{}):
+		other.halve(shares)
+		floors = other
+	case *floors == NoFloors:
+		floors = other
+	}
+	return shares, floors
+}
+
 // A rule is a Quota in whole tokens: everything that the decision needs to know of it.
 type rule struct {
 	quota   int64
@@ -161,22 +179,19 @@ type rule struct {
 	window  time.Duration
 }
 
-// compile fills in r from q, or says what is wrong with q. It is most of the cost of Admit, so it copies no Quota and
-// goes through the classes once.
+// compile fills in r from q, or says what is wrong with q.
 func (q *Quota) compile(r *rule) error {
-	tokens, shares, floors := q.Tokens, &q.Shares, &q.Floors
-	if *shares == (Fractions{}) {
-		shares = &DefaultShares
+	err := r.divide(q)
+	if err == nil {
+		r.bound(q)
 	}
-	var other Fractions // zero for NoFloors
-	switch {
-	case *floors == (Fractions{}):
-		other.halve(shares)
-		floors = &other
-	case *floors == NoFloors:
-		floors = &other
-	}
-	r.quota, r.pace, r.window = tokens, uint64(q.Pace), q.Window
+	return err
+}
+
+// divide fills in r from q but for the floors and ceilings, or says what is wrong with q. Together with bound it is most
+// of the cost of Admit, so no Quota is copied.
+func (r *rule) divide(q *Quota) error {
+	r.quota, r.pace, r.window = q.Tokens, uint64(q.Pace), q.Window
 	if r.pace == 0 {
 		r.pace = defaultPace
 	}
@@ -184,8 +199,8 @@ func (q *Quota) compile(r *rule) error {
 		r.window = defaultWindow
 	}
 	switch {
-	case tokens < 1:
-		return fmt.Errorf("quotashare: tokens is %d: want at least 1", tokens)
+	case r.quota < 1:
+		return fmt.Errorf("quotashare: tokens is %d: want at least 1", r.quota)
 	case r.window < 0:
 		return fmt.Errorf("quotashare: window is %v: want a positive duration, or 0 for one minute", r.window)
 	case r.pace > sliding.MaxParts: // or q.Pace below 0
@@ -193,10 +208,12 @@ func (q *Quota) compile(r *rule) error {
 	case q.Overdraft < 0:
 		return fmt.Errorf("quotashare: overdraft is %d: want 0 or more", q.Overdraft)
 	}
-	r.most = uint64(tokens) + uint64(q.Overdraft)
+	r.most = uint64(r.quota) + uint64(q.Overdraft)
 
+	var other Fractions
+	shares, floors := q.fractions(&other)
 	var cut [NumClasses]uint64
-	all, open, left := 0.0, 0.0, tokens
+	all, open, left := 0.0, 0.0, r.quota
 	for c := range shares {
 		share, floor, ceiling := shares[c], floors[c], q.Ceilings[c]
 		switch {
@@ -213,34 +230,37 @@ func (q *Quota) compile(r *rule) error {
 			share = 0
 		}
 		open += share
-		whole, rest := portion(tokens, share)
-		left -= whole
-		r.share[c], cut[c], r.floor[c], r.ceiling[c] = whole, rest, whole, whole
-		if floor < share {
-			r.floor[c], _ = portion(tokens, floor)
-		}
-		if ceiling == 0 {
-			r.ceiling[c] = tokens
-		} else if ceiling > share {
-			r.ceiling[c], _ = portion(tokens, ceiling)
-		}
+		r.share[c], cut[c] = portion(r.quota, share)
+		left -= r.share[c]
 	}
 	if all > 1+tolerance {
 		return fmt.Errorf("quotashare: shares add up to %v: want at most 1", all)
 	}
 	if left != 0 && open >= 1-tolerance {
 		r.share.apportion(left, &cut, shares)
-		for c, share := range &r.share { // what was equal to the share is so still
-			if floors[c] >= shares[c] || r.floor[c] > share {
-				r.floor[c] = share
-			}
-			if ceiling := q.Ceilings[c]; ceiling != 0 && ceiling <= shares[c] || r.ceiling[c] < share {
-				r.ceiling[c] = share
-			}
+	}
+	return nil
+}
+
+// bound fills in the floors and ceilings of q, after divide.
+func (r *rule) bound(q *Quota) {
+	var other Fractions
+	shares, floors := q.fractions(&other)
+	for c := range shares {
+		share, floor, ceiling := r.share[c], r.share[c], r.quota
+		if floors[c] < shares[c] {
+			floor, _ = portion(r.quota, floors[c])
+			floor = min(floor, share)
 		}
+		if q.Ceilings[c] > shares[c] {
+			ceiling, _ = portion(r.quota, q.Ceilings[c])
+			ceiling = max(ceiling, share)
+		} else if q.Ceilings[c] != 0 { // the share, or Closed, of which the share is 0
+			ceiling = share
+		}
+		r.floor[c], r.ceiling[c] = floor, ceiling
 	}
 	r.floors = r.floor[Interactive] + r.floor[Background] + r.floor[Batch]
-	return nil
 }
 
 // apportion adds what rounding left of the quota to parts, each of which is its share of tokens, rounded down in the
@@ -393,9 +413,13 @@ func (d Decision) RetryAfterSeconds() int64 {
 //  5. A refusal gives the first of these that applies: ReasonQuotaFull, ReasonReserved, ReasonCapped, ReasonPaced.
 func Admit(class Class, estTokens int64, usage Usage, quota Quota) Decision {
 	var r rule
-	if err := quota.compile(&r); err != nil {
+	if err := r.divide(&quota); err != nil {
 		return Decision{Reason: ReasonInvalid}
 	}
+	if r.ample(class, estTokens, &usage) {
+		return decision(ReasonOwnShare)
+	}
+	r.bound(&quota)
 	reason, holdable := r.judge(class, estTokens, &usage)
 	if reason == ReasonBorrowed && r.paced(usage.Recent[class], holdable) {
 		reason = ReasonPaced
@@ -408,6 +432,20 @@ func Admit(class Class, estTokens int64, usage Usage, quota Quota) Decision {
 }
 
 func decision(r Reason) Decision { return Decision{Admitted: r.admits(), Reason: r} }
+
+// ample reports whether a call is within its class's share and nobody else is above his. Then it fits whatever the floors
+// are, for they are within the shares, and these within the quota.
+func (r *rule) ample(c Class, e int64, u *Usage) bool {
+	if e < 1 || c >= NumClasses || e > r.share[c]-max(u.Used[c], 0) || u.Others > 0 {
+		return false
+	}
+	for d, used := range &u.Used {
+		if used > r.share[d] {
+			return false
+		}
+	}
+	return true
+}
 
 // judge is the rule that Admit states, but for the pace, which a Window needs to know of loans alone. For a loan it also
 // returns what the class may hold, borrowed or not: in the terms of Admit min(free + U, C).

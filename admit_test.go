@@ -597,6 +597,7 @@ func FuzzAdmit(f *testing.F) {
 
 // TestAdmitIsTheRule is FuzzAdmit on inputs in which something is at stake.
 func TestAdmitIsTheRule(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(8, 9))
 	reasons := map[Reason]int{}
 	for range many(100_000) {

@@ -279,9 +279,12 @@ func (w *Window) retryAfter(c Class, e int64, reason Reason) time.Duration {
 	switch {
 	case reason == ReasonQueued:
 		at = w.fitsBehind(c, e)
-	case at <= w.now || w.hint.tokens != e || w.hint.class != c:
+	case at <= w.now || c != w.hint.class || e < w.hint.least || e > w.hint.most:
 		at = w.fitsAt(c, e, true)
-		w.hint = hint{at, e, c}
+		if at != w.hint.at || c != w.hint.class {
+			w.hint = hint{at: at, least: e, most: e, class: c}
+		}
+		w.hint.least, w.hint.most = min(w.hint.least, e), max(w.hint.most, e)
 	}
 	wait := time.Duration(at - w.now)
 	if c != Interactive {
@@ -291,11 +294,12 @@ func (w *Window) retryAfter(c Class, e int64, reason Reason) time.Duration {
 }
 
 // A hint is when a call fits if nothing else happens. It stays true while time passes and while the class itself is
-// refused, so a storm of the same call, which is when refusals must be cheap, searches once.
+// refused, so a storm of like calls, which is when refusals must be cheap, searches once. No call fits before a smaller
+// one, so what is true of two calls is true of those between them.
 type hint struct {
-	at     int64 // 0 if it holds no more
-	tokens int64
-	class  Class
+	at          int64 // 0 if it holds no more
+	least, most int64 // tokens of the calls that were found to fit then
+	class       Class
 }
 
 // withinShare reports whether the class's share has room for the call, whatever the window has.
@@ -424,7 +428,7 @@ func (w *Window) fitsAt(c Class, e int64, loan bool) int64 {
 	}
 
 	// Until then all but the pace has been as it was the moment before.
-	u := w.usageAt(first - 1)
+	u := w.usageAt(first-1, c, e)
 	if reason, holdable := w.rule.judge(c, e, &u); reason == ReasonBorrowed && w.rule.pace > 1 && first > w.noLoans {
 		first = min(first, w.used[c].Slows(w.rule.tooFast(holdable), w.spans))
 	}
@@ -433,7 +437,7 @@ func (w *Window) fitsAt(c Class, e int64, loan bool) int64 {
 
 // willFit reports whether the call would be admitted at t, no earlier than now, if nothing happened until then.
 func (w *Window) willFit(c Class, e, t int64, loan bool) bool {
-	u := w.usageAt(t)
+	u := w.usageAt(t, c, e)
 	switch reason, holdable := w.rule.judge(c, e, &u); reason {
 	case ReasonOwnShare:
 		return t >= w.stopped
@@ -443,25 +447,29 @@ func (w *Window) willFit(c Class, e, t int64, loan bool) bool {
 	return false
 }
 
-// usageAt returns the usage at t, no earlier than now, if nothing happens until then; but for Recent.
-func (w *Window) usageAt(t int64) Usage {
-	u := w.usage
-	if t >= w.turn {
-		u.Others = w.others.MaxAfter(w.turnsAt(t))
+// usageAt returns what the rule needs to know of the usage at t, no earlier than now, for a call, if nothing happens
+// until then; but for Recent.
+func (w *Window) usageAt(t int64, c Class, e int64) (u Usage) {
+	for d := range w.used {
+		u.Used[d] = w.used[d].After(t - int64(w.rule.window))
 	}
-	for c := range w.used {
-		u.Used[c] = w.used[c].After(t - int64(w.rule.window))
-		if t >= w.turn {
-			u.Demand[c] = w.demandAt(c, t)
+	if t < w.turn {
+		u.Demand, u.Others = w.usage.Demand, w.usage.Others
+		return u
+	}
+	turns := w.turnsAt(t)
+	u.Others = w.others.MaxAfter(turns)
+	if e > w.rule.share[c]-u.Used[c] { // only a loan minds demand
+		for d := range w.used {
+			u.Demand[d] = w.demandAt(d, turns)
 		}
 	}
 	return u
 }
 
-// demandAt returns the demand of the class at t, no earlier than the next part of the peaks, if nothing happens until
+// demandAt returns the demand of the class after so many more turns of the peaks, 1 or more, if nothing happens until
 // then.
-func (w *Window) demandAt(c int, t int64) int64 {
-	turns := w.turnsAt(t)
+func (w *Window) demandAt(c, turns int) int64 {
 	if turns <= sliding.PeakParts {
 		// The parts that begin until then begin with less than the part under way has seen.
 		return w.peaks[c].MaxAfter(turns)

@@ -797,7 +797,9 @@ func oracleQuota(random *rand.Rand) quotashare.Quota {
 }
 
 func TestWindowEqualsOracle(t *testing.T) {
-	const seeds, steps = 100, 400
+	t.Parallel()
+	const steps = 400
+	seeds, enough := many(100), many(100)
 	var reasons [quotashare.NumReasons]int
 	settles := map[string]int{}
 	for seed := range uint64(seeds) {
@@ -816,12 +818,12 @@ func TestWindowEqualsOracle(t *testing.T) {
 
 	// The steps are random, so see that they came to everything that is to be compared.
 	for reason := quotashare.ReasonOwnShare; reason < quotashare.NumReasons; reason++ {
-		if reason != quotashare.ReasonQueued && reasons[reason] < 100 {
+		if reason != quotashare.ReasonQueued && reasons[reason] < enough {
 			t.Errorf("only %d decisions were %v", reasons[reason], reason)
 		}
 	}
 	for _, kind := range []string{"settled", "cancelled", "late", "ended before"} {
-		if settles[kind] < 100 {
+		if settles[kind] < enough {
 			t.Errorf("only %d settles were of the kind %q", settles[kind], kind)
 		}
 	}
@@ -830,6 +832,7 @@ func TestWindowEqualsOracle(t *testing.T) {
 
 // As long as a Window merges no charges, each of them leaves to the nanosecond, however close together they are.
 func TestWindowEqualsOracleInACrowd(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(5) {
 		random := rand.New(rand.NewPCG(seed, 22))
 		d := newDuel(t, seed, random, quotashare.Quota{Tokens: 1_000_000, Pace: 1 + random.IntN(12)})

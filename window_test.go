@@ -1,18 +1,14 @@
 package quotashare_test
 
 import (
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"math"
-	"os/exec"
-	"path/filepath"
+	"math/bits"
 	"runtime"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -167,7 +163,7 @@ func TestNothingIsAllocated(t *testing.T) {
 		}
 		grant.Settle(1)
 	}
-	for i := range 200_000 { // until the logs are as long as they get
+	for i := range many(200_000) { // until the logs are as long as they get
 		for _, w := range []*Window{w, lender} {
 			w.TryAcquire(Class(i%NumClasses), 10+int64(i%20))
 			w.TryAcquire(Class(i%NumClasses), 200_000)
@@ -246,35 +242,21 @@ func TestMemoryIsBounded(t *testing.T) {
 	require.LessOrEqual(t, busy, uint64(64<<10))
 }
 
+// TestSizes makes it seen when what is copied with each call grows: 64 bytes are a line of the cache.
+func TestSizes(t *testing.T) {
+	sizes := []uintptr{
+		unsafe.Sizeof(Decision{}), unsafe.Sizeof(Grant{}), unsafe.Sizeof(Source{}), unsafe.Sizeof(Usage{}), unsafe.Sizeof(Quota{}),
+	}
+	want := map[int][]uintptr{
+		32: {12, 36, 1, 80, 100},
+		64: {16, 48, 1, 80, 104},
+	}
+	require.Equal(t, want[bits.UintSize], sizes)
+}
+
 func heap() uint64 {
 	var m runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
-}
-
-// TestImportsAreTheStandardLibraryAlone keeps what a service links small: nothing beyond the standard library, and
-// nothing of testing.
-func TestImportsAreTheStandardLibraryAlone(t *testing.T) {
-	format := `{{if and .Module (ne .Module.Path "github.com/quotashare/quotashare")}}{{.ImportPath}}{{end}}{{if eq .ImportPath "testing" "flag"}}{{.ImportPath}}{{end}}`
-	out, err := exec.Command("go", "list", "-deps", "-f", format, ".", "./sharetest", "./llmhttp").CombinedOutput()
-	require.NoError(t, err, string(out))
-	require.Empty(t, strings.TrimSpace(string(out)))
-}
-
-// TestNothingStartsAGoroutine reads the code of the packages for go statements.
-func TestNothingStartsAGoroutine(t *testing.T) {
-	for _, name := range []string{".", "internal/sliding", "sharetest", "llmhttp"} {
-		files, err := filepath.Glob(filepath.Join(name, "*.go"))
-		require.NoError(t, err)
-		for _, name := range files {
-			file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-			require.NoError(t, err)
-			ast.Inspect(file, func(n ast.Node) bool {
-				_, starts := n.(*ast.GoStmt)
-				require.False(t, starts && !strings.HasSuffix(name, "_test.go"), name)
-				return true
-			})
-		}
-	}
 }

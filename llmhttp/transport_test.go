@@ -14,7 +14,6 @@ import (
 	"net/http/httptest"
 	"net/http/httptrace"
 	"net/url"
-	"os/exec"
 	"reflect"
 	"runtime"
 	"strings"
@@ -1528,16 +1527,6 @@ func TestEnterStampsAndNeverRaises(t *testing.T) {
 			})).ServeHTTP(httptest.NewRecorder(), r)
 			assert.Equal(t, want, quotashare.ClassFrom(got), "%v in %v", inner, outer)
 		}
-	}
-}
-
-// The package and all that it imports is of the standard library and of this module, and nothing of testing.
-func TestNothingButTheStandardLibraryIsImported(t *testing.T) {
-	const format = `{{if or (not .Standard) (eq .ImportPath "testing" "flag")}}{{.ImportPath}}{{end}}`
-	out, err := exec.Command("go", "list", "-deps", "-f", format, ".").CombinedOutput()
-	require.NoError(t, err, string(out))
-	for _, path := range strings.Fields(string(out)) {
-		assert.True(t, strings.HasPrefix(path, "github.com/quotashare/quotashare"), path)
 	}
 }
 

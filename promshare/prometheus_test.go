@@ -244,25 +244,6 @@ func TestAlertsAreExplained(t *testing.T) {
 	}
 }
 
-func TestPageLeadsSomewhere(t *testing.T) {
-	page := read(t, "README.md")
-	for _, link := range regexp.MustCompile(`\]\(([^)]+)`).FindAllStringSubmatch(page, -1) {
-		if at, ok := strings.CutPrefix(link[1], "#"); ok {
-			assert.Contains(t, strings.ToLower(page), "\n### "+at+"\n")
-			continue
-		}
-		_, err := os.Stat(filepath.FromSlash(link[1]))
-		assert.NoError(t, err)
-	}
-	// The code stands in the service.
-	service := strings.ReplaceAll(read(t, "../internal/service/main.go"), "\n\t", "\n")
-	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(page, -1)
-	require.NotEmpty(t, blocks)
-	for _, block := range blocks {
-		assert.Contains(t, service, block[1])
-	}
-}
-
 func TestPanelsAreExplained(t *testing.T) {
 	seen := map[string]bool{}
 	for _, p := range panels(t) {

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -904,25 +903,4 @@ func TestTwoCollectors(t *testing.T) {
 		require.Contains(t, values, `waiters{class="batch",part="y",window="b"}`)
 	}
 	require.True(t, prometheus.WrapRegistererWith(prometheus.Labels{"part": "x"}, registry).Unregister(one))
-}
-
-// TestImports keeps what a service links to the standard library, quotashare, and the client of Prometheus with what
-// that needs itself.
-func TestImports(t *testing.T) {
-	format := `{{if .Module}}{{.Module.Path}}{{else if eq .ImportPath "testing" "flag"}}{{.ImportPath}}{{end}}`
-	out, err := exec.Command("go", "list", "-deps", "-f", format, ".").CombinedOutput()
-	require.NoError(t, err, string(out))
-	require.Subset(t, []string{
-		"github.com/quotashare/quotashare",
-		"github.com/quotashare/quotashare/promshare",
-		"github.com/prometheus/client_golang",
-		"github.com/prometheus/client_model",
-		"github.com/prometheus/common",
-		"github.com/prometheus/procfs",
-		"github.com/beorn7/perks",
-		"github.com/cespare/xxhash/v2",
-		"github.com/munnerz/goautoneg",
-		"golang.org/x/sys",
-		"google.golang.org/protobuf",
-	}, strings.Fields(string(out)))
 }

@@ -542,7 +542,11 @@ func TestTheEmbeddedCodec(t *testing.T) {
 	).Replace(source))
 	real := newBubbleRedisOf(t, newRealNode(t).client())
 	embedded, _ := newBubbleMiniredis(t)
-	for seed := range uint64(4) {
+	seeds := uint64(4)
+	if testing.Short() {
+		seeds = 1
+	}
+	for seed := range seeds {
 		require.NoError(t, embedded.client.FlushAll(t.Context()).Err())
 		real.bubble(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 10))

@@ -1,6 +1,7 @@
 package redisshare
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -1050,7 +1051,7 @@ func TestWaitersOfAllReplicasAreServed(t *testing.T) {
 		}
 
 		// In any window five of them fit, and each window has some.
-		slices.SortFunc(calls, func(a, b *bubbleCall) int { return int(a.at - b.at) })
+		slices.SortFunc(calls, func(a, b *bubbleCall) int { return cmp.Compare(a.at, b.at) })
 		for i, call := range calls {
 			if i >= 5 {
 				require.GreaterOrEqual(t, call.at-calls[i-5].at, time.Minute)

@@ -46,7 +46,7 @@ type Log struct {
 	before int64 // the running total before buf[head]
 	edge   int64 // where the grain of the newest charge ends, if the log is crowded
 
-	marks [MaxParts]int // see within
+	marks [MaxParts]uint16 // see within
 }
 
 // NewLog returns a Log of a window in nanoseconds, at least 1.
@@ -202,16 +202,16 @@ func (l *Log) paced(pace int64, parts int, within func(k int) int64) bool {
 func (l *Log) within(now int64, k int, span int64) int64 {
 	// The mark of a span is the first charge within it. It only moves forward, so each charge is passed once a span,
 	// however often it is asked for.
-	i := max(l.marks[k], l.head)
+	i := max(int(l.marks[k]), l.head)
 	for i < len(l.buf) && now-l.buf[i].at >= span {
 		i++
 	}
-	l.marks[k] = i
+	l.marks[k] = uint16(i)
 	return l.sumFrom(i - l.head)
 }
 
 // Reset makes Recent and Paced ready for other spans.
-func (l *Log) Reset() { l.marks = [MaxParts]int{} }
+func (l *Log) Reset() { l.marks = [MaxParts]uint16{} }
 
 // totalBefore returns the running total before the i-th oldest charge.
 func (l *Log) totalBefore(i int) int64 {
@@ -255,7 +255,7 @@ func (l *Log) makeRoom() {
 		l.merge()
 	}
 	for k := range l.marks {
-		l.marks[k] = max(l.marks[k]-l.head, 0)
+		l.marks[k] -= min(l.marks[k], uint16(l.head))
 	}
 	l.head = 0
 }
