@@ -72,11 +72,6 @@ func run(only []string, which *regexp.Regexp, all, full, verbose bool, workers i
 			known[name] = true
 		}
 	}
-	for name := range known {
-		if !slices.ContainsFunc(mutants, func(m *mutant) bool { return m.name == name }) {
-			return fmt.Errorf("survivors.txt has what is no mutant: %s", name)
-		}
-	}
 	tests, err := measure(dir, mutants)
 	if err != nil {
 		return err
@@ -111,14 +106,20 @@ func run(only []string, which *regexp.Regexp, all, full, verbose bool, workers i
 	}
 	close(jobs)
 	done.Wait()
-	return report(chosen, known)
+	return report(mutants, chosen, known)
 }
 
-func report(mutants []*mutant, known map[string]bool) error {
+func report(all, chosen []*mutant, known map[string]bool) error {
 	type count struct{ all, killed, explained int }
 	counts := map[string]*count{}
 	bad := 0
-	for _, m := range mutants {
+	for name := range known {
+		if !slices.ContainsFunc(all, func(m *mutant) bool { return m.name == name }) {
+			fmt.Printf("no mutant any more, but in survivors.txt: %s\n", name)
+			bad++
+		}
+	}
+	for _, m := range chosen {
 		n := counts[m.file]
 		if n == nil {
 			n = &count{}
