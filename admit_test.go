@@ -304,6 +304,14 @@ func TestAdmitGivesTheFirstReasonThatApplies(t *testing.T) {
 	require.Equal(t, Decision{Reason: ReasonInvalid}, Admit(Batch, 1, Usage{}, Quota{}))
 }
 
+// A token of others is one that is not left, be everybody within his share.
+func TestAdmitMindsTheLastToken(t *testing.T) {
+	usage := Usage{Used: ClassTokens{Interactive: 699, Background: 200, Batch: 100}}
+	require.Equal(t, ReasonOwnShare, Admit(Interactive, 1, usage, Quota{Tokens: 1000}).Reason)
+	usage.Others = 1
+	require.Equal(t, ReasonQuotaFull, Admit(Interactive, 1, usage, Quota{Tokens: 1000}).Reason)
+}
+
 // TestNegativeUsageIsNone: each number of a Usage that is negative counts as 0, in every decision near to a limit.
 func TestNegativeUsageIsNone(t *testing.T) {
 	floors := Fractions{Interactive: 0.3, Background: 0.1, Batch: 0.1}
