@@ -184,6 +184,24 @@ func TestLogMergesOnlyWhenItIsCrowded(t *testing.T) {
 	require.Equal(t, int64(crowded+1-100+1+99+5), log.Sum())
 }
 
+// TestALogGrowsWithWhatItKeeps, whatever passes through it, and allocates nothing when it has.
+func TestALogGrowsWithWhatItKeeps(t *testing.T) {
+	for _, kept := range []int64{10, 100, 250, 400, 600} {
+		log, now := NewLog(600e9), int64(0)
+		thousands := func() {
+			for range 3000 {
+				now += 600e9 / kept
+				log.Expire(now)
+				log.Add(now, 1)
+			}
+		}
+		thousands()
+		require.Zero(t, testing.AllocsPerRun(1, thousands), kept)
+		require.Equal(t, kept, log.Sum())
+		require.LessOrEqual(t, cap(log.buf), int(min(4*kept, maxCharges)))
+	}
+}
+
 // TestReplaceLeavesWhatWasForgotten: a charge is worth what is left of it.
 func TestReplaceLeavesWhatWasForgotten(t *testing.T) {
 	log := NewLog(60e9)
