@@ -184,6 +184,47 @@ func TestLogMergesOnlyWhenItIsCrowded(t *testing.T) {
 	require.Equal(t, int64(crowded+1-100+1+99+5), log.Sum())
 }
 
+// TestAFullLogMergesABurst: where a burst and then a charge in each 600th fill a Log, it makes one of the burst, and is
+// as exact as ever. It is so too if one charge has left, which makes room for one.
+func TestAFullLogMergesABurst(t *testing.T) {
+	const second = int64(1e9)
+	for _, test := range []struct {
+		first, burst, apart int64
+	}{
+		{0, 0, second},
+		{1, 100 * second, second * 165 / 100},
+	} {
+		log, want, spans := NewLog(600*second), plain{window: 600 * second}, Spans(600*time.Second, MaxParts)
+		late := make([]int64, len(spans))
+		for k, span := range spans {
+			late[k] = span + second
+		}
+		for i := range int64(maxCharges + 100) {
+			now := int64(0)
+			switch {
+			case i >= crowded:
+				now = test.burst + (i-crowded+1)*test.apart
+			case i >= test.first:
+				now = test.burst + i
+			}
+			log.Expire(now)
+			log.Add(now, i+1)
+			want.charges = append(want.charges, charged{now, i + 1})
+			if i > maxCharges-10 {
+				requireAtMostAGrainLate(t, &want, now-600*second, second, log.Sum())
+				require.GreaterOrEqual(t, log.Recent(now, spans), want.recent(now, spans))
+				require.LessOrEqual(t, log.Recent(now, spans), want.recent(now, late))
+			}
+			if i == maxCharges && test.first == 0 {
+				require.Equal(t, 1+maxCharges-crowded+1, log.Len())
+			}
+		}
+		require.Equal(t, maxCharges, cap(log.buf))
+		log.Expire(math.MaxInt64)
+		require.Zero(t, log.Sum())
+	}
+}
+
 // TestALogGrowsWithWhatItKeeps, whatever passes through it, and allocates nothing when it has.
 func TestALogGrowsWithWhatItKeeps(t *testing.T) {
 	for _, kept := range []int64{10, 100, 250, 400, 600} {
