@@ -53,9 +53,7 @@ func mutate(pkg string, first int) (map[string][]byte, []*mutant, error) {
 		}
 		parsed = append(parsed, file)
 	}
-	info := &types.Info{
-		Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{},
-	}
+	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}}
 	imports, err := exports(fset, pkg)
 	if err != nil {
 		return nil, nil, err
@@ -78,11 +76,12 @@ func mutate(pkg string, first int) (map[string][]byte, []*mutant, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		f := &finder{fset: fset, info: info, pkg: checked, file: filepath.ToSlash(name), source: source, next: first + len(mutants), names: map[string]int{}}
-		f.imported = map[string]bool{}
+		f := &finder{
+			fset: fset, info: info, pkg: checked, imported: map[string]bool{}, file: filepath.ToSlash(name), source: source,
+			next: first + len(mutants), names: map[string]int{},
+		}
 		for _, spec := range file.Imports {
-			path := strings.Trim(spec.Path.Value, `"`)
-			f.imported[path] = true
+			f.imported[strings.Trim(spec.Path.Value, `"`)] = true
 		}
 		ast.PreorderStack(file, nil, f.visit)
 		mutants = append(mutants, f.mutants...)
@@ -139,13 +138,13 @@ type finder struct {
 	fset     *token.FileSet
 	info     *types.Info
 	pkg      *types.Package
-	imported map[string]bool
+	imported map[string]bool // by path
 	file     string
 	source   []byte
-	next     int
+	next     int // id
 	sites    []site
 	mutants  []*mutant
-	names    map[string]int
+	names    map[string]int // how often there is one
 }
 
 func (f *finder) offset(p token.Pos) int { return f.fset.Position(p).Offset }
@@ -159,10 +158,8 @@ func (f *finder) visit(n ast.Node, stack []ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.GenDecl:
 		return n.Tok == token.VAR
-	case *ast.ArrayType, *ast.FuncType, *ast.StructType, *ast.ImportSpec:
+	case *ast.ArrayType, *ast.FuncType, *ast.StructType:
 		return false
-	case *ast.ValueSpec:
-		return true
 	case ast.Expr:
 		return f.expr(n, stack)
 	case ast.Stmt:
@@ -173,16 +170,13 @@ func (f *finder) visit(n ast.Node, stack []ast.Node) bool {
 
 // stmt removes a statement of a block, or turns its operator round.
 func (f *finder) stmt(n ast.Stmt, stack []ast.Node) {
-	var parent ast.Node
-	if len(stack) > 0 {
-		parent = stack[len(stack)-1]
-	}
-	switch parent.(type) {
-	case *ast.BlockStmt, *ast.CaseClause, *ast.CommClause:
+	switch parent := stack[len(stack)-1].(type) {
+	case *ast.BlockStmt, *ast.CaseClause:
+	case *ast.CommClause:
+		if parent.Comm == n {
+			return
+		}
 	default:
-		return
-	}
-	if clause, ok := parent.(*ast.CommClause); ok && clause.Comm == n {
 		return
 	}
 	var instead []string
@@ -213,6 +207,13 @@ func (f *finder) stmt(n ast.Stmt, stack []ast.Node) {
 	f.add(n, "", instead, stack)
 }
 
+// operators are what becomes of each.
+var operators = map[token.Token]string{
+	token.ADD: "-", token.SUB: "+", token.MUL: "/", token.QUO: "*", token.REM: "/",
+	token.AND: "|", token.OR: "&", token.SHL: ">>", token.SHR: "<<",
+	token.LSS: "<=", token.LEQ: "<", token.GTR: ">=", token.GEQ: ">",
+}
+
 // expr changes an expression.
 func (f *finder) expr(n ast.Expr, stack []ast.Node) bool {
 	tv := f.info.Types[n]
@@ -233,27 +234,19 @@ func (f *finder) expr(n ast.Expr, stack []ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.BinaryExpr:
 		x, y := f.text(n.X), f.text(n.Y)
-		if others, ok := map[token.Token][]string{
-			token.ADD: {"-"}, token.SUB: {"+"}, token.MUL: {"/"}, token.QUO: {"*"}, token.REM: {"/"},
-			token.AND: {"|"}, token.OR: {"&"}, token.SHL: {">>"}, token.SHR: {"<<"},
-			token.LSS: {"<="}, token.LEQ: {"<"}, token.GTR: {">="}, token.GEQ: {">"}, token.EQL: {}, token.NEQ: {},
-		}[n.Op]; ok {
-			var instead []string
-			if basic, ok := tv.Type.Underlying().(*types.Basic); ok && basic.Info()&types.IsString != 0 {
-				return true
-			}
-			comparison := n.Op.Precedence() == token.EQL.Precedence()
-			if comparison && (f.isWhole(n.X) || f.isWhole(n.Y)) {
-				others = nil // a neighbour of the constant does the same
-			}
-			for _, other := range others {
-				instead = append(instead, x+" "+other+" "+y)
-			}
-			if comparison {
-				instead = append(instead, booleans(n, parent)...)
-			}
-			f.add(n, f.typeName(tv.Type), instead, stack)
+		if basic, ok := tv.Type.Underlying().(*types.Basic); ok && basic.Info()&types.IsString != 0 {
+			return true
 		}
+		var instead []string
+		comparison := n.Op.Precedence() == token.EQL.Precedence()
+		// In a comparison with a number its neighbour does the same as the operator's.
+		if other, ok := operators[n.Op]; ok && !(comparison && (f.isWhole(n.X) || f.isWhole(n.Y))) {
+			instead = append(instead, x+" "+other+" "+y)
+		}
+		if comparison {
+			instead = append(instead, booleans(n, parent)...)
+		}
+		f.add(n, f.typeName(tv.Type), instead, stack)
 	case *ast.UnaryExpr:
 		if n.Op == token.SUB {
 			f.add(n, f.typeName(tv.Type), []string{f.text(n.X)}, stack)
@@ -278,8 +271,12 @@ func (f *finder) isWhole(n ast.Expr) bool {
 	return ok && basic.Info()&types.IsInteger != 0
 }
 
-// booleans returns what a condition can be changed to, less what changing the one before it in an && or || does too.
+// booleans returns what a condition can be changed to, less what changing the one before it in an && or || does too, and
+// less what never ends.
 func booleans(n ast.Expr, parent ast.Node) []string {
+	if _, ok := parent.(*ast.ForStmt); ok {
+		return []string{"false"}
+	}
 	if both, ok := parent.(*ast.BinaryExpr); ok && both.Y == n {
 		switch both.Op {
 		case token.LAND:
