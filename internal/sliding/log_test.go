@@ -294,6 +294,7 @@ func TestPeakRemembersOneWindow(t *testing.T) {
 		p.Turn(1)
 	}
 	require.Equal(t, int64(5), p.MaxAfter(0), "a window later")
+	require.Zero(t, p.MaxAfter(PeakParts+1), "nothing is left")
 	p.Turn(2)
 	require.Equal(t, int64(2), p.MaxAfter(0), "a part later still")
 	require.Equal(t, int64(5), PeakPart(60))
