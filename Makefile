@@ -9,10 +9,10 @@ PAGE     ?= demo.html
 ADDR     ?= 127.0.0.1:8080
 COUNT    ?= 10
 
-.PHONY: help demo serve test lint guard api fuzz bench
+.PHONY: help demo serve test cover mutants lint guard api fuzz bench
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## the night of the eval suite, in virtual time, and PAGE=file; CONV=file CODE=file replays traces instead
 	@go run ./internal/demo -page $(PAGE) $(if $(CONV),-conv $(CONV)) $(if $(CODE),-code $(CODE))
@@ -26,6 +26,14 @@ QUICK    := GOFLAGS="'-gcflags=github.com/...=-N -l'"
 test: ## run all tests
 	go test -shuffle=on ./...
 	@for module in $(NESTED); do (cd $$module && $(QUICK) go test -shuffle=on -parallel 8 ./...) || exit 1; done
+
+cover: ## what the tests of the decision reach: fails below 95 % of its statements
+	@mkdir -p bin
+	go test -short -coverpkg .,./internal/sliding -coverprofile bin/cover.out . ./internal/sliding
+	@go tool cover -func bin/cover.out | awk '$$3 != "100.0%"; END { exit $$3 + 0 < 95 }'
+
+mutants: ## change the code of the decision in a thousand places, and want a test to fail each time; takes long
+	go run ./internal/mutate -full
 
 lint: ## gofmt, vet and staticcheck, on every module
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }

@@ -547,6 +547,22 @@ func TestWhoStandsBehindACallAboveTheShareIsToldTheTruth(t *testing.T) {
 	}
 }
 
+// So is one behind calls that take windows beyond the end of time.
+func TestWhoStandsBehindAllOfTimeIsToldItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := classQuota(Batch, 1000)
+		quota.Window = 100 * 365 * 24 * time.Hour
+		w := newBubbleWindow(t, quota)
+		w.admit(Batch, 1000)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for n, want := range []time.Duration{quota.Window, 2 * quota.Window, math.MaxInt64, math.MaxInt64} {
+			require.Equal(t, want, w.refuse(Batch, 1000).RetryAfter, "behind %d", n)
+			w.acquire(ctx, Batch, 1000).waits()
+		}
+	})
+}
+
 // Case 61: a call whose context is done takes nothing, whatever there would be to take.
 func TestADoneContextTakesNothing(t *testing.T) {
 	expired, cancel := context.WithDeadline(context.Background(), time.Time{})
@@ -594,6 +610,101 @@ func TestADoneContextTakesNothing(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A done context is told of a Window as it is now, and of one that is none.
+func TestADoneContextSeesThePresent(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	quota := Quota{Tokens: 10, Window: 1, Ceilings: Fractions{Batch: Closed}}
+	w, clock := newTestWindow(t, quota)
+	_, d := w.TryAcquire(Interactive, 5)
+	require.True(t, d.Admitted)
+	clock.advance(1)
+	_, err := w.Acquire(ctx, Batch, 5)
+	var denied *DeniedError
+	require.ErrorAs(t, err, &denied)
+	require.Zero(t, denied.Usage.Used)
+	require.EqualError(t, err, "quotashare: batch call of 5 tokens not admitted: context canceled", "nothing was decided")
+
+	var zero Window
+	_, err = zero.Acquire(ctx, Interactive, 5)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// TestNoHintOutlivesWhatHappensInTheFirstInstant: TestAHintIsSearchedAnewWhenItMust, before any time has passed.
+func TestNoHintOutlivesWhatHappensInTheFirstInstant(t *testing.T) {
+	quota := Quota{Tokens: 1000, Shares: Fractions{Interactive: 0.5, Batch: 0.5}, Floors: NoFloors, Pace: 1}
+	for name, event := range map[string]func(ctx context.Context, w *bubbleWindow, first *Grant){
+		"nothing":   func(context.Context, *bubbleWindow, *Grant) {},
+		"charge":    func(_ context.Context, w *bubbleWindow, _ *Grant) { w.admit(Batch, 10) },
+		"settle":    func(_ context.Context, _ *bubbleWindow, first *Grant) { first.Settle(450) },
+		"observe":   func(_ context.Context, w *bubbleWindow, _ *Grant) { w.Observe(400, 0) },
+		"throttled": func(_ context.Context, w *bubbleWindow, _ *Grant) { w.Throttled(time.Second) },
+		"quota":     func(_ context.Context, w *bubbleWindow, _ *Grant) { require.NoError(w.t, w.SetQuota(quota)) },
+		"wait":      func(ctx context.Context, w *bubbleWindow, _ *Grant) { w.acquire(ctx, Batch, 600).waits() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newBubbleWindow(t, quota)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				first := w.admit(Interactive, 500)
+				require.Equal(t, time.Minute, w.refuse(Interactive, 600).RetryAfter)
+				event(ctx, w, first)
+				require.GreaterOrEqual(t, w.refuse(Interactive, 600).RetryAfter, time.Minute)
+			})
+		})
+	}
+}
+
+// A call that waits is remembered as demand for longer than it was when a hint was given: the next is as exact.
+func TestAHintIsSearchedAnewWhileCallsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := Quota{Tokens: 1000, Shares: Fractions{Interactive: 0.5, Batch: 0.5}, Floors: NoFloors, Pace: 1}
+		w := newBubbleWindow(t, quota)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		w.admit(Interactive, 500).Settle(5000)
+		w.acquire(ctx, Batch, 450).waits()
+		for _, now := range []time.Duration{0, 10 * time.Second} {
+			w.at(now)
+			require.Equal(t, 65*time.Second, w.refuse(Interactive, 600).RetryAfter, "as if who waits went away now")
+		}
+	})
+}
+
+// Whoever gives up at the instant at which those before it fit is told a time to come back, though they have not been
+// admitted yet.
+func TestWhoGivesUpBehindCallsThatFitIsToldToWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clock := newClock()
+		w := newBubbleWindow(t, classQuota(Interactive, 1000), WithClock(clock.read), WithMaxWait(Interactive, -1))
+		w.admit(Interactive, 1000)
+		ctx, cancel := context.WithCancel(t.Context())
+		first, second := w.acquire(t.Context(), Interactive, 100), w.acquire(ctx, Interactive, 100)
+		clock.advance(time.Minute)
+		cancel()
+		synctest.Wait()
+		require.Positive(t, second.deniedAt(0).Decision.RetryAfter)
+		w.at(time.Minute)
+		first.admittedAt(time.Minute)
+	})
+}
+
+// Waiters that ask for more than an int64 together ask for the largest.
+func TestWaitersBeyondAnInt64(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newBubbleWindow(t, classQuota(Batch, math.MaxInt64))
+		w.Throttled(time.Minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range 2 {
+			w.acquire(ctx, Batch, 1<<62).waits()
+		}
+		require.Equal(t, tokensOf(Batch, math.MaxInt64), w.Usage().Demand)
+		require.Equal(t, Decision{Reason: ReasonQueued, RetryAfter: time.Minute}, w.refuse(Batch, 1<<62))
+	})
 }
 
 // withoutCause returns the fields of the error that can be written down here.

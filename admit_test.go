@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"runtime"
 	"sort"
 	"testing"
 	"time"
@@ -89,6 +90,36 @@ func TestLimitsAreWholeTokens(t *testing.T) {
 			ClassTokens{},
 			ClassTokens{1_000_000_000_000, 1_000_000_000_000, 1_000_000_000_000},
 			ClassTokens{1_000_000_000_000, 1_000_000_000_000, 1_000_000_000_000},
+		},
+		{
+			"and makes up for one that is above 1, with a floor that passes it and a ceiling that equals it",
+			Quota{
+				Tokens: 1_000_000_000_000, Shares: Fractions{0.7 + 4e-10, 0.2, 0.1},
+				Floors: Fractions{Interactive: 0.7 + 2e-10}, Ceilings: Fractions{Interactive: 0.7 + 4e-10, Batch: 0.5},
+			},
+			ClassTokens{700_000_000_000, 200_000_000_000, 100_000_000_000},
+			ClassTokens{Interactive: 700_000_000_000},
+			ClassTokens{700_000_000_000, 1_000_000_000_000, 500_000_000_000},
+			ClassTokens{700_000_000_000, 300_000_000_000, 300_000_000_000},
+		},
+		{
+			"the share that rounding cut comes before it, once",
+			Quota{Tokens: 4_000_000_000, Shares: Fractions{0.5, 0.3, 799_999_998.5 / 4e9}, Floors: NoFloors},
+			ClassTokens{2_000_000_001, 1_200_000_000, 799_999_999},
+			ClassTokens{},
+			ClassTokens{4_000_000_000, 4_000_000_000, 4_000_000_000},
+			ClassTokens{4_000_000_000, 4_000_000_000, 4_000_000_000},
+		},
+		{
+			"unless more is missing than a token each",
+			Quota{
+				Tokens: 4_000_000_000, Floors: NoFloors,
+				Shares: Fractions{1_999_999_999.9 / 4e9, 1_199_999_999.9 / 4e9, 799_999_998.9 / 4e9},
+			},
+			ClassTokens{2_000_000_003, 1_199_999_999, 799_999_998},
+			ClassTokens{},
+			ClassTokens{4_000_000_000, 4_000_000_000, 4_000_000_000},
+			ClassTokens{4_000_000_000, 4_000_000_000, 4_000_000_000},
 		},
 		{
 			"a closed class has no share and no floor, and nobody else gets them",
@@ -303,13 +334,47 @@ func TestAdmitGivesTheFirstReasonThatApplies(t *testing.T) {
 	require.Equal(t, Decision{Reason: ReasonInvalid}, Admit(Batch, 1, Usage{}, Quota{}))
 }
 
+// A token of others is one that is not left, be everybody within his share.
+func TestAdmitMindsTheLastToken(t *testing.T) {
+	usage := Usage{Used: ClassTokens{Interactive: 699, Background: 200, Batch: 100}}
+	require.Equal(t, ReasonOwnShare, Admit(Interactive, 1, usage, Quota{Tokens: 1000}).Reason)
+	usage.Others = 1
+	require.Equal(t, ReasonQuotaFull, Admit(Interactive, 1, usage, Quota{Tokens: 1000}).Reason)
+}
+
+// TestNegativeUsageIsNone: each number of a Usage that is negative counts as 0, in every decision near to a limit.
+func TestNegativeUsageIsNone(t *testing.T) {
+	floors := Fractions{Interactive: 0.3, Background: 0.1, Batch: 0.1}
+	for _, q := range []Quota{{Tokens: 20, Floors: floors}, {Tokens: 20, Floors: floors, Pace: 1}} {
+		for used := range int64(10) {
+			for field := range 10 {
+				base := Usage{Used: ClassTokens{used, used / 2, used / 3}}
+				numbers := []*int64{&base.Others}
+				for c := range Class(NumClasses) {
+					numbers = append(numbers, &base.Used[c], &base.Recent[c], &base.Demand[c])
+				}
+				*numbers[field] = 0
+				none := base
+				for _, negative := range []int64{-1, -7, math.MinInt64} {
+					*numbers[field] = negative
+					for c := range Class(NumClasses) {
+						for e := int64(1); e <= q.Tokens; e++ {
+							require.Equal(t, Admit(c, e, none, q), Admit(c, e, base, q), "%v of %d: %+v", c, e, base)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestReasonsAndDecisions(t *testing.T) {
 	names := map[Reason]string{
 		ReasonNone: "none", ReasonOwnShare: "own_share", ReasonBorrowed: "borrowed", ReasonQuotaFull: "quota_full",
 		ReasonReserved: "reserved", ReasonCapped: "capped", ReasonPaced: "paced", ReasonQueued: "queued",
-		ReasonTooLarge: "too_large", ReasonInvalid: "invalid", 77: "reason(77)",
+		ReasonTooLarge: "too_large", ReasonInvalid: "invalid", NumReasons: "reason(10)", 77: "reason(77)",
 	}
-	require.Len(t, names, NumReasons+1)
+	require.Len(t, names, NumReasons+2)
 	for reason, name := range names {
 		require.Equal(t, name, reason.String())
 		text, err := json.Marshal(reason)
@@ -318,7 +383,9 @@ func TestReasonsAndDecisions(t *testing.T) {
 		permanent := reason == ReasonTooLarge || reason == ReasonInvalid
 		require.Equal(t, permanent, Decision{Reason: reason}.Permanent())
 	}
-	require.False(t, Decision{Admitted: true, Reason: ReasonOwnShare}.Permanent())
+	for _, reason := range []Reason{ReasonOwnShare, ReasonTooLarge} { // the latter in a shadow
+		require.False(t, Decision{Admitted: true, Reason: reason}.Permanent())
+	}
 }
 
 func TestQuotaInJSON(t *testing.T) {
@@ -353,6 +420,7 @@ func TestQuotaInJSON(t *testing.T) {
 		{"no floors", `{"tokens": 2000000, "floors": "none"}`, with(func(q *Quota) { q.Floors = NoFloors })},
 		{"floors of 0", `{"tokens": 2000000, "floors": {"batch": 0}}`, with(func(q *Quota) { q.Floors = NoFloors })},
 		{"an exponent with zeros", `{"tokens": 2e0000006}`, written},
+		{"the shortest window", `{"tokens": 2000000, "window": "1ns"}`, with(func(q *Quota) { q.Window = 1 })},
 		{"the default pace", `{"tokens": 2000000, "pace": 0}`, written},
 		{"the largest", `{"tokens": 9223372036854775807}`, with(func(q *Quota) { q.Tokens = math.MaxInt64 })},
 	} {
@@ -373,6 +441,9 @@ func TestQuotaInJSON(t *testing.T) {
 	require.JSONEq(t, `{"tokens": 5, "window": "1m0s", "shares": {"interactive": 0.7, "background": 0.2, "batch": 0.1},
 		"floors": {"interactive": 0.7, "background": 0.1, "batch": 0.05}, "ceilings": {"batch": 0}, "pace": 12,
 		"overdraft": 0}`, string(text))
+	text, err = json.Marshal(Quota{Tokens: 5})
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "ceilings", "there are none")
 	_, err = json.Marshal(Quota{})
 	require.ErrorContains(t, err, "tokens is 0")
 }
@@ -405,6 +476,8 @@ func TestQuotaInJSONIsStrict(t *testing.T) {
 		`{"tokens": 5, "shares": {}}`:                                "shares are all 0",
 		`{"tokens": 5, "shares": {"interactve": 0.6}}`:               `unknown key "interactve" in shares: want interactive`,
 		`{"tokens": 5, "shares": {"batch": 0.6, "batch": 0.6}}`:      `shares has the key "batch" twice`,
+		`{"tokens": 5, "shares": {"class(3)": 0.6}}`:                 `unknown key "class(3)" in shares`,
+		`{"tokens": 5, "ceilings": {"batch": 1.5}}`:                  "ceilings.batch is 1.5: want a fraction from 0 to 1",
 		`{"tokens": 5, "shares": {"batch": "0.6"}}`:                  `shares.batch is "0.6": want a fraction`,
 		`{"tokens": 5, "shares": {"batch": null}}`:                   "shares.batch is null",
 		`{"tokens": 5, "shares": {"batch": 50}}`:                     "shares.batch is 50: want a fraction from 0 to 1",
@@ -418,6 +491,7 @@ func TestQuotaInJSONIsStrict(t *testing.T) {
 		`{"tokens": 5, "pace": 13}`:                                  "pace is 13: want 1 to 12, or 0 for 12",
 		`{"tokens": 5, "pace": -1}`:                                  "pace is -1",
 		`{"tokens": 5, "pace": 4294967297}`:                          "pace is 4294967297", // 1, where an int has 32 bits
+		`{"tokens": 5, "pace": -4294967295}`:                         "pace is -4294967295",
 	} {
 		q, err := ParseQuota([]byte(text))
 		require.ErrorContains(t, err, want, text)
@@ -428,28 +502,41 @@ func TestQuotaInJSONIsStrict(t *testing.T) {
 	}
 }
 
+// TestALargeExponentTakesNoMemory: a number of as many digits would.
+func TestALargeExponentTakesNoMemory(t *testing.T) {
+	for _, exponent := range []string{"100000", "-100000"} {
+		text := []byte(`{"tokens": 1e` + exponent + `}`)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := ParseQuota(text)
+		runtime.ReadMemStats(&after)
+		require.ErrorContains(t, err, "want a whole number")
+		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(16<<10), exponent)
+	}
+}
+
 func TestValidateNamesTheField(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	for want, q := range map[string]Quota{
-		"tokens is 0":                   {},
-		"tokens is -1":                  {Tokens: -1},
-		"window is -1ns":                {Tokens: 1, Window: -1},
-		"pace is 13":                    {Tokens: 1, Pace: 13},
-		"pace is -1":                    {Tokens: 1, Pace: -1},
-		"overdraft is -1":               {Tokens: 1, Overdraft: -1},
-		"shares.batch is NaN":           {Tokens: 1, Shares: Fractions{Batch: nan}},
-		"shares.batch is +Inf":          {Tokens: 1, Shares: Fractions{Batch: inf}},
-		"shares.background is -0.1":     {Tokens: 1, Shares: Fractions{Interactive: 0.6, Background: -0.1, Batch: 0.5}},
-		"shares.interactive is 50":      {Tokens: 1, Shares: Fractions{50, 30, 20}},
-		"shares add up to 1.4":          {Tokens: 1, Shares: Fractions{0.6, 0.8, 0}},
-		"floors.interactive is NaN":     {Tokens: 1, Floors: Fractions{Interactive: nan}},
-		"floors.background is 0.3":      {Tokens: 1, Floors: Fractions{Background: 0.3}},
-		"floors.batch is -1":            {Tokens: 1, Floors: Fractions{Batch: -1}},
-		"ceilings.interactive is NaN":   {Tokens: 1, Ceilings: Fractions{Interactive: nan}},
-		"ceilings.interactive is 0.5":   {Tokens: 1, Ceilings: Fractions{Interactive: 0.5}},
-		"ceilings.interactive is 1.001": {Tokens: 1, Ceilings: Fractions{Interactive: 1.001}},
-		"ceilings.batch is -0.5":        {Tokens: 1, Ceilings: Fractions{Batch: -0.5}},
-		"ceilings.batch is -1e-11":      {Tokens: 1, Shares: Fractions{Interactive: 0.9}, Ceilings: Fractions{Batch: -1e-11}},
+		"tokens is 0":                           {},
+		"tokens is -1":                          {Tokens: -1},
+		"window is -1ns":                        {Tokens: 1, Window: -1},
+		"pace is 13: want 1 to 12, or 0 for 12": {Tokens: 1, Pace: 13},
+		"pace is -1":                            {Tokens: 1, Pace: -1},
+		"overdraft is -1":                       {Tokens: 1, Overdraft: -1},
+		"shares.batch is NaN":                   {Tokens: 1, Shares: Fractions{Batch: nan}},
+		"shares.batch is +Inf":                  {Tokens: 1, Shares: Fractions{Batch: inf}},
+		"shares.background is -0.1":             {Tokens: 1, Shares: Fractions{Interactive: 0.6, Background: -0.1, Batch: 0.5}},
+		"shares.interactive is 50":              {Tokens: 1, Shares: Fractions{50, 30, 20}},
+		"shares add up to 1.4":                  {Tokens: 1, Shares: Fractions{0.6, 0.8, 0}},
+		"floors.interactive is NaN":             {Tokens: 1, Floors: Fractions{Interactive: nan}},
+		"floors.background is 0.3":              {Tokens: 1, Floors: Fractions{Background: 0.3}},
+		"floors.batch is -1":                    {Tokens: 1, Floors: Fractions{Batch: -1}},
+		"ceilings.interactive is NaN":           {Tokens: 1, Ceilings: Fractions{Interactive: nan}},
+		"ceilings.interactive is 0.5":           {Tokens: 1, Ceilings: Fractions{Interactive: 0.5}},
+		"ceilings.interactive is 1.001":         {Tokens: 1, Ceilings: Fractions{Interactive: 1.001}},
+		"ceilings.batch is -0.5":                {Tokens: 1, Ceilings: Fractions{Batch: -0.5}},
+		"ceilings.batch is -1e-11":              {Tokens: 1, Shares: Fractions{Interactive: 0.9}, Ceilings: Fractions{Batch: -1e-11}},
 	} {
 		require.ErrorContains(t, q.Validate(), "quotashare: "+want)
 		require.Equal(t, Limits{}, q.Limits(Interactive))
@@ -465,6 +552,11 @@ func TestValidateNamesTheField(t *testing.T) {
 	} {
 		require.NoError(t, q.Validate(), name)
 	}
+}
+
+// TestNoFloorsKeepsItsValue is for quotas that somebody stored with it.
+func TestNoFloorsKeepsItsValue(t *testing.T) {
+	require.Equal(t, Fractions{-1, -1, -1}, NoFloors)
 }
 
 // TestDefaultsWrittenOutChangeNothing also says that writing them out again changes nothing more.

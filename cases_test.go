@@ -1150,6 +1150,18 @@ func TestALongPauseChangesNothing(t *testing.T) {
 	}
 }
 
+// Nothing is remembered after a pause, however short the window is.
+func TestALongPauseForgetsEverything(t *testing.T) {
+	for length := time.Duration(1); length <= 30; length++ {
+		quota := wholeQuota(100)
+		quota.Window = length
+		w := newCaseWindow(t, quota)
+		w.admit(Interactive, 100)
+		w.clock.advance(time.Hour)
+		require.Equal(t, Usage{}, w.Usage(), length)
+	}
+}
+
 // Case 38: no quota and no window is turned into a time per token, which would be 0 or inexact: counts and waits are
 // exact for all of them.
 func TestAnyQuotaInAnyWindowIsExact(t *testing.T) {
@@ -1189,6 +1201,25 @@ func TestAnyQuotaInAnyWindowIsExact(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A window that is longer than time itself is full for good.
+func TestTheLongestWindowIsExact(t *testing.T) {
+	const century = 100 * 365 * 24 * time.Hour
+	quota := wholeQuota(10)
+	quota.Window = math.MaxInt64
+	w := newCaseWindow(t, quota)
+	w.at(century)
+	w.admit(Interactive, 4)
+	w.at(2 * century)
+	w.admit(Interactive, 6)
+	w.wait(Interactive, 1, math.MaxInt64-2*century)
+	w.wait(Batch, 1, math.MaxInt64-2*century) // also for whoever must wait until demand is forgotten
+	w.at(math.MaxInt64)
+	w.wait(Interactive, 1, 1) // for ever: the window's time has come to its end
+	w.clock.advance(time.Hour)
+	w.wait(Interactive, 1, 1)
+	w.used(10)
 }
 
 // Quotas.

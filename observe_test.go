@@ -1,6 +1,7 @@
 package quotashare_test
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
@@ -82,6 +83,7 @@ func TestObserveLeavesOutWhatSaysNothing(t *testing.T) {
 	var zero Window
 	zero.Observe(0, 0)
 	zero.Throttled(time.Second)
+	zero.Throttled(0)
 	assert.Zero(t, zero.Stats())
 }
 
@@ -108,6 +110,105 @@ func TestObserveAllowsForWhatWasChargedMeanwhile(t *testing.T) {
 	assert.EqualValues(t, 801, w.Usage().Others)
 }
 
+// TestObserveKnowsWhatWasChargedWhenTheProviderAnswered, which may have left the window since; and it forgets it then.
+func TestObserveKnowsWhatWasChargedWhenTheProviderAnswered(t *testing.T) {
+	for _, test := range []struct {
+		name         string
+		used, others int64
+	}{
+		{"some", 250, 200}, // what is not left of 1000 is 700
+		{"more than an int64", math.MaxInt64 - 1, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w, clock := newTestWindow(t, Quota{Tokens: 1000, Floors: NoFloors})
+			w.Observe(1000, 0) // from now on the Window remembers
+			clock.advance(time.Second)
+			one, _ := w.TryAcquire(Interactive, 200)
+			other, d := w.TryAcquire(Background, 200)
+			require.True(t, d.Admitted)
+			one.Settle(test.used)
+			other.Settle(test.used)
+			clock.advance(61 * time.Second)
+			w.Observe(300, 1500*time.Millisecond)
+			require.Equal(t, test.others, w.Usage().Others)
+			clock.advance(2 * time.Minute)
+			w.Observe(299, 0)
+			require.Equal(t, int64(701), w.Usage().Others)
+		})
+	}
+}
+
+func TestObserveKnowsWhatWasSettledSinceTheProviderAnswered(t *testing.T) {
+	w, clock := newTestWindow(t, Quota{Tokens: 1000, Floors: NoFloors})
+	w.Observe(1000, 0)
+	clock.advance(time.Second)
+	grant, d := w.TryAcquire(Interactive, 500)
+	require.True(t, d.Admitted)
+	clock.advance(time.Second)
+	grant.Settle(0)
+	clock.advance(time.Second)
+	w.Observe(300, 1500*time.Millisecond)
+	require.Equal(t, int64(200), w.Usage().Others)
+}
+
+// TestObserveKnowsWhenTheProviderMayHaveAnswered charges 400 tokens for a moment, and is told at another that 500 are
+// left, in the answer to a call that was sent so long ago. What was charged explains it if the answer may be of the same
+// part of the window, and be it for a nanosecond.
+func TestObserveKnowsWhenTheProviderMayHaveAnswered(t *testing.T) {
+	for _, test := range []struct {
+		charged, told, sent time.Duration
+		explained           bool
+	}{
+		{16 * time.Second, 22 * time.Second, time.Second, false},
+		{16 * time.Second, 22 * time.Second, 2 * time.Second, false},
+		{16 * time.Second, 22 * time.Second, 2*time.Second + 1, true},
+		{11 * time.Second, 24 * time.Second, 5 * time.Second, false},
+		{6 * time.Second, 22 * time.Second, 12 * time.Second, false},
+		{6 * time.Second, 22 * time.Second, 12*time.Second + 1, true},
+		{1 * time.Second, 60 * time.Second, 59 * time.Second, true},
+	} {
+		w := newCaseWindow(t, Quota{Tokens: 1000, Floors: NoFloors})
+		w.Observe(1000, 0)
+		w.at(test.charged)
+		grant := w.admit(Interactive, 400)
+		w.at(test.charged + time.Second)
+		grant.Settle(0)
+		w.at(test.told)
+		w.Observe(500, test.sent)
+		want := int64(500)
+		if test.explained {
+			want = 100
+		}
+		require.Equal(t, want, w.Usage().Others, "%+v", test)
+	}
+}
+
+// What was only asked for explains nothing, but before the first Observe, for until then it is all that is known.
+func TestObserveTakesARefusalForNoCharge(t *testing.T) {
+	w := newCaseWindow(t, Quota{Tokens: 1000, Floors: NoFloors, Ceilings: Fractions{Interactive: 0.7}})
+	w.Observe(1000, 0)
+	w.at(10 * time.Second)
+	w.admit(Interactive, 100)
+	w.refuse(Interactive, 650)
+	w.at(20 * time.Second)
+	w.Observe(500, 15*time.Second)
+	require.Equal(t, int64(400), w.Usage().Others)
+}
+
+// TestAHintKnowsWhenOthersAreForgotten: when the part of the window ends in which they were told, the window later.
+func TestAHintKnowsWhenOthersAreForgotten(t *testing.T) {
+	w := newCaseWindow(t, wholeQuota(1000))
+	w.Observe(999, 0) // a single token
+	w.wait(Interactive, 1000, 65*time.Second)
+
+	w = newCaseWindow(t, wholeQuota(1000))
+	w.Observe(500, 0)
+	w.at(3 * time.Second)
+	w.admit(Interactive, 500)
+	w.at(62 * time.Second)
+	w.wait(Interactive, 600, 3*time.Second) // not when the charge leaves, which is sooner
+}
+
 func TestObserveTakesACachedValueOnce(t *testing.T) {
 	w, clock := newTestWindow(t, Quota{Tokens: 100_000, Floors: NoFloors, Pace: 1})
 	w.Observe(90_000, 0)
@@ -122,6 +223,33 @@ func TestObserveTakesACachedValueOnce(t *testing.T) {
 	w.Observe(90_001, 0)
 	assert.NotZero(t, w.Usage().Others)
 	assert.Less(t, w.Usage().Others, int64(10_000))
+}
+
+// A value that is told again is taken while no more was charged than providers round by.
+func TestObserveTakesAValueAgainWhileLittleIsCharged(t *testing.T) {
+	for _, test := range []struct {
+		quota, most int64
+	}{
+		{1_000_000, 1000},
+		{9_900, 99}, // a hundredth
+	} {
+		for _, charged := range []int64{test.most, test.most + 1} {
+			w, clock := newTestWindow(t, Quota{Tokens: test.quota, Floors: NoFloors})
+			w.Observe(test.quota/2, 0)
+			clock.advance(40 * time.Second)
+			_, d := w.TryAcquire(Interactive, charged)
+			require.True(t, d.Admitted)
+			w.Observe(test.quota/2, 0)
+			clock.advance(30 * time.Second)
+			require.Equal(t, charged == test.most, w.Usage().Others > 0, "%d of %d", charged, test.quota)
+		}
+	}
+}
+
+func TestObserveInTheShortestWindow(t *testing.T) {
+	w, _ := newTestWindow(t, Quota{Tokens: 100, Window: 1})
+	w.Observe(40, 0)
+	require.Equal(t, int64(60), w.Usage().Others)
 }
 
 func TestObserveKnowsAValueThatIsToldForTheFirstTime(t *testing.T) {
@@ -180,6 +308,31 @@ func TestThrottledForLongerThanAWindow(t *testing.T) {
 		_, d = w.TryAcquire(c, 701)
 		assert.Equal(t, Decision{Reason: ReasonQuotaFull, RetryAfter: 20 * time.Second}, d, "%v: a loan", c)
 	}
+}
+
+func TestThrottledForANanosecond(t *testing.T) {
+	for _, length := range []time.Duration{1, time.Minute} {
+		w := newCaseWindow(t, Quota{Tokens: 1000, Window: length, Floors: NoFloors})
+		w.at(length / 2)
+		w.Throttled(1)
+		w.wait(Interactive, 1, 1)
+		w.wait(Interactive, 800, length) // which is a loan
+		w.at(length/2 + 1)
+		w.admit(Interactive, 1)
+	}
+}
+
+// TestThrottledAtTheEndOfTime: what is not over before the window's time ends holds for ever.
+func TestThrottledAtTheEndOfTime(t *testing.T) {
+	w := newCaseWindow(t, Quota{Tokens: 1000, Window: math.MaxInt64, Floors: NoFloors})
+	w.at(200 * 365 * 24 * time.Hour)
+	w.Throttled(time.Hour)
+	w.wait(Interactive, 1, time.Hour)
+	w.wait(Interactive, 800, math.MaxInt64-200*365*24*time.Hour)
+	w.at(math.MaxInt64)
+	w.Throttled(time.Hour)
+	w.wait(Interactive, 1, 1)
+	w.wait(Interactive, 1, 1)
 }
 
 func TestThrottledWithoutAHint(t *testing.T) {

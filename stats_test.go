@@ -193,6 +193,61 @@ func TestStatsOfAnOverfullWindow(t *testing.T) {
 	require.Equal(t, int64(6000), stats.Classes[Interactive].Held)
 }
 
+// TestStatsSaturate: sums that would pass an int64 stay at the largest.
+func TestStatsSaturate(t *testing.T) {
+	quota := Quota{Tokens: math.MaxInt64, Window: 100 * 365 * 24 * time.Hour, Shares: Fractions{0.5, 0, 0.5}, Floors: NoFloors}
+	t.Run("tokens", func(t *testing.T) {
+		w, _ := newTestWindow(t, quota)
+		for range 3 {
+			grant, d := w.TryAcquire(Batch, 1<<61)
+			require.True(t, d.Admitted)
+			grant.Cancel()
+		}
+		require.Equal(t, int64(3<<61), w.Stats().Classes[Batch].CancelledTokens)
+		for range 3 {
+			grant, _ := w.TryAcquire(Batch, 1<<61)
+			grant.Cancel()
+		}
+		require.Equal(t, int64(math.MaxInt64), w.Stats().Classes[Batch].CancelledTokens)
+
+		var grants [NumClasses]Grant
+		for class := range grants {
+			grants[class], _ = w.TryAcquire(Class(class), 1)
+		}
+		for class := range grants {
+			grants[class].Settle(math.MaxInt64 - 1)
+			require.Equal(t, int64(math.MaxInt64-1), w.Stats().Classes[class].Used)
+		}
+		require.Equal(t, int64(math.MaxInt64), w.Stats().Used, "of all classes")
+	})
+	t.Run("of others on the account", func(t *testing.T) {
+		w, _ := newTestWindow(t, quota)
+		grant, _ := w.TryAcquire(Batch, 10)
+		w.Observe(0, 0)
+		grant.Settle(math.MaxInt64)
+		require.Equal(t, int64(math.MaxInt64), w.Stats().Used)
+	})
+	t.Run("waits", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newBubbleWindow(t, quota)
+			w.admit(Batch, quota.Tokens)
+			ctx, cancel := context.WithCancel(t.Context())
+			for range 4 {
+				w.acquire(ctx, Batch, quota.Tokens).waits()
+			}
+			w.at(quota.Window - 1)
+			cancel()
+			synctest.Wait()
+			require.Equal(t, time.Duration(math.MaxInt64), w.Stats().Classes[Batch].WaitTime)
+		})
+	})
+}
+
+func TestWaitBoundsAreWhatDashboardsShow(t *testing.T) {
+	want := [NumWaitBounds]time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second, time.Minute, 5 * time.Minute}
+	require.Equal(t, want, WaitBounds)
+}
+
 // A wait that SetQuota ends is over like any other, and counted by itself.
 func TestStatsOfAWaitThatBecomesTooLarge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -335,6 +390,18 @@ func TestAdviceSaysWhatIsWrong(t *testing.T) {
 		s.Classes[Batch].Refused[ReasonTooLarge] = 1000 // which no share would admit
 		want := "batch was refused or had to wait 81 of 81 times while the window was 20 % full on average: its share is wrong, the " +
 			"quota is not too small; raise its ceiling"
+		require.Equal(t, []string{want}, s.Advice())
+	})
+
+	t.Run("of the most frequent one, refusals and waits together", func(t *testing.T) {
+		s := adviceStats(Batch, 0, ReasonReserved, 10, 0.2)
+		s.Classes[Batch].Waits[ReasonPaced] = 5
+		s.Classes[Batch].Refused[ReasonNone] = 1000 // which nobody decided
+		want := "batch was refused or had to wait 15 of 15 times while the window was 20 % full on average: its share is wrong, the " +
+			"quota is not too small; raise its share, or lower the floors of the others"
+		require.Equal(t, []string{want}, s.Advice())
+
+		s = adviceStats(Batch, 0, ReasonQueued, 15, 0.2) // behind calls that were not counted yet
 		require.Equal(t, []string{want}, s.Advice())
 	})
 
@@ -554,6 +621,11 @@ func TestDeniedErrorIsLoggedAsAGroup(t *testing.T) {
 			},
 			"err.class=interactive err.tokens=1200 err.reason=reserved err.retry_after=1.5s",
 			`{"class":"interactive","tokens":1200,"reason":"reserved","retry_after":1500000000}`,
+		},
+		{
+			&DeniedError{Class: Batch, Tokens: 1, Decision: Decision{Reason: ReasonPaced, RetryAfter: 1}},
+			"err.class=batch err.tokens=1 err.reason=paced err.retry_after=1ns",
+			`{"class":"batch","tokens":1,"reason":"paced","retry_after":1}`,
 		},
 		{
 			&DeniedError{Class: Background, Tokens: 9000, Decision: Decision{Reason: ReasonTooLarge}},

@@ -25,6 +25,12 @@ func TestZeroWindowRefusesAsInvalid(t *testing.T) {
 	require.ErrorContains(t, w.SetQuota(Quota{Tokens: 1}), "NewWindow")
 }
 
+func TestTheZeroOptionChangesNothing(t *testing.T) {
+	w, err := NewWindow(Quota{Tokens: 1000}, Option{}, WithMaxWait(Interactive, -1))
+	require.NoError(t, err)
+	require.Equal(t, int64(1000), w.Quota().Tokens)
+}
+
 func TestSetQuotaKeepsTheWindowLength(t *testing.T) {
 	w, clock := newTestWindow(t, Quota{Tokens: 1000})
 	_, d := w.TryAcquire(Interactive, 600)
@@ -32,6 +38,7 @@ func TestSetQuotaKeepsTheWindowLength(t *testing.T) {
 	before := w.Quota()
 	for want, q := range map[string]Quota{
 		"window is 1s: want 1m0s":    {Tokens: 1000, Window: time.Second},
+		"window is 1ns: want 1m0s":   {Tokens: 1000, Window: 1},
 		"tokens is 0":                {},
 		"window is -1s: want a posi": {Tokens: 1, Window: -time.Second},
 	} {

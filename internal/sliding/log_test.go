@@ -152,6 +152,117 @@ func TestCrowdedLog(t *testing.T) {
 	}
 }
 
+// TestLogMergesOnlyWhenItIsCrowded, and only what is in the same 600th of the window.
+func TestLogMergesOnlyWhenItIsCrowded(t *testing.T) {
+	const second = int64(1e9)
+	log := NewLog(600 * second)
+	add := func(at int64, kept int) {
+		t.Helper()
+		log.Expire(at)
+		log.Add(at, 1)
+		require.Equal(t, kept, log.Len(), at)
+	}
+	for i := range 100 {
+		add(second/5+int64(i), i+1)
+	}
+	for i := 100; i < crowded; i++ {
+		add(600*second+second/10+int64(i), i+1)
+	}
+	add(600*second+second/10+crowded, crowded)
+	require.Equal(t, int64(crowded+1), log.Sum())
+
+	// The oldest leave, so there is room for a charge by itself, be it of the same 600th.
+	add(600*second+second/5+49, crowded-50+1)
+	for i := range 99 {
+		add(600*second+second/2+int64(i), crowded-100+1+i+1)
+	}
+	add(600*second+second/2+100, crowded)
+	add(601*second-1, crowded)
+	add(601*second, crowded+1)
+	add(602*second-1, crowded+1)
+	add(602*second, crowded+2)
+	require.Equal(t, int64(crowded+1-100+1+99+5), log.Sum())
+}
+
+// TestAFullLogMergesABurst: where a burst and then a charge in each 600th fill a Log, it makes one of the burst, and is
+// as exact as ever. It is so too if one charge has left, which makes room for one.
+func TestAFullLogMergesABurst(t *testing.T) {
+	const second = int64(1e9)
+	for _, test := range []struct {
+		first, burst, apart int64
+	}{
+		{0, 0, second},
+		{1, 100 * second, second * 165 / 100},
+	} {
+		log, want, spans := NewLog(600*second), plain{window: 600 * second}, Spans(600*time.Second, MaxParts)
+		late := make([]int64, len(spans))
+		for k, span := range spans {
+			late[k] = span + second
+		}
+		for i := range int64(maxCharges + 100) {
+			now := int64(0)
+			switch {
+			case i >= crowded:
+				now = test.burst + (i-crowded+1)*test.apart
+			case i >= test.first:
+				now = test.burst + i
+			}
+			log.Expire(now)
+			log.Add(now, i+1)
+			want.charges = append(want.charges, charged{now, i + 1})
+			if i > maxCharges-10 {
+				requireAtMostAGrainLate(t, &want, now-600*second, second, log.Sum())
+				require.GreaterOrEqual(t, log.Recent(now, spans), want.recent(now, spans))
+				require.LessOrEqual(t, log.Recent(now, spans), want.recent(now, late))
+			}
+			if i == maxCharges && test.first == 0 {
+				require.Equal(t, 1+maxCharges-crowded+1, log.Len())
+			}
+		}
+		require.Equal(t, maxCharges, cap(log.buf))
+		log.Expire(math.MaxInt64)
+		require.Zero(t, log.Sum())
+	}
+}
+
+// TestALogGrowsWithWhatItKeeps, whatever passes through it, and allocates nothing when it has.
+func TestALogGrowsWithWhatItKeeps(t *testing.T) {
+	for _, kept := range []int64{10, 100, 250, 400, 600} {
+		log, now := NewLog(600e9), int64(0)
+		thousands := func() {
+			for range 3000 {
+				now += 600e9 / kept
+				log.Expire(now)
+				log.Add(now, 1)
+			}
+		}
+		thousands()
+		require.Zero(t, testing.AllocsPerRun(1, thousands), kept)
+		require.Equal(t, kept, log.Sum())
+		require.LessOrEqual(t, cap(log.buf), int(min(4*kept, maxCharges)))
+	}
+}
+
+// TestReplaceLeavesWhatWasForgotten: a charge is worth what is left of it.
+func TestReplaceLeavesWhatWasForgotten(t *testing.T) {
+	log := NewLog(60e9)
+	log.Add(1, math.MaxInt64-5)
+	log.Add(2, 100)
+	require.Equal(t, int64(math.MaxInt64), log.Sum())
+	log.Replace(2, 100, 101)
+	require.Equal(t, int64(math.MaxInt64), log.Sum())
+	log.Replace(1, math.MaxInt64-5, 0)
+	require.Equal(t, int64(101), log.Sum())
+}
+
+func TestLogAtTheEndOfTime(t *testing.T) {
+	log := NewLog(math.MaxInt64)
+	log.Add(math.MaxInt64-10, 5)
+	require.Equal(t, int64(math.MaxInt64), log.Expire(math.MaxInt64-1))
+	require.Equal(t, int64(5), log.Sum())
+	require.Equal(t, int64(math.MaxInt64), log.Slows(5, Spans(math.MaxInt64, MaxParts)))
+}
+
 func requireAtMostAGrainLate(t *testing.T, want *plain, after, grain, got int64) {
 	t.Helper()
 	require.GreaterOrEqual(t, got, want.after(after))
@@ -183,6 +294,7 @@ func TestPeakRemembersOneWindow(t *testing.T) {
 		p.Turn(1)
 	}
 	require.Equal(t, int64(5), p.MaxAfter(0), "a window later")
+	require.Zero(t, p.MaxAfter(PeakParts+1), "nothing is left")
 	p.Turn(2)
 	require.Equal(t, int64(2), p.MaxAfter(0), "a part later still")
 	require.Equal(t, int64(5), PeakPart(60))
