@@ -688,7 +688,8 @@ func TestWhoGivesUpBehindCallsThatFitIsToldToWait(t *testing.T) {
 		synctest.Wait()
 		require.Positive(t, second.deniedAt(0).Decision.RetryAfter)
 		w.at(time.Minute)
-		first.admittedAt(time.Minute)
+		require.True(t, first.hasEnded())
+		require.NoError(t, first.err)
 	})
 }
 
