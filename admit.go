@@ -277,7 +277,7 @@ func (parts *ClassTokens) apportion(tokens, left int64, cut *[NumClasses]uint64,
 			largest = c
 		}
 	}
-	if left < 0 || left >= NumClasses {
+	if left < 0 || left > NumClasses {
 		parts[largest] += left
 		return
 	}

@@ -111,6 +111,17 @@ func TestLimitsAreWholeTokens(t *testing.T) {
 			ClassTokens{4_000_000_000, 4_000_000_000, 4_000_000_000},
 		},
 		{
+			"be it one of each",
+			Quota{
+				Tokens: 500_000_000, Floors: NoFloors,
+				Shares: Fractions{299_999_999.9 / 5e8, 149_999_999.9 / 5e8, 49_999_999.8 / 5e8},
+			},
+			ClassTokens{300_000_000, 150_000_000, 50_000_000},
+			ClassTokens{},
+			ClassTokens{500_000_000, 500_000_000, 500_000_000},
+			ClassTokens{500_000_000, 500_000_000, 500_000_000},
+		},
+		{
 			"unless more is missing than a token each",
 			Quota{
 				Tokens: 4_000_000_000, Floors: NoFloors,
