@@ -265,12 +265,6 @@ func (r *rule) bound(q *Quota) {
 //     larger share, among these to the higher class;
 //   - what tolerance lets the shares miss 1 by, if it is whole tokens, is the largest share's.
 func (parts *ClassTokens) apportion(tokens, left int64, cut *[NumClasses]uint64, shares *Fractions) {
-	// Cuts of 0.4 and 0.4, of 0.2 and 0.7 of 22, differ by what float64s miss of the numbers that were written. Where that
-	// is a token or more, nothing can be told of them but what they are.
-	same := uint64(0)
-	if tokens < 1<<52 {
-		same = uint64(tokens+tokens>>8+2) << 9 // of two portions together
-	}
 	largest := 0
 	for c := range shares {
 		if shares[c] > shares[largest] {
@@ -284,9 +278,11 @@ func (parts *ClassTokens) apportion(tokens, left int64, cut *[NumClasses]uint64,
 	for ; left > 0; left-- {
 		most := largest
 		for c := range cut {
-			switch {
-			case cut[c] == 0:
-			case cut[most] == 0, cut[c] > cut[most]+same, cut[c]+same >= cut[most] && shares[c] > shares[most]:
+			// Of 22 tokens 0.2 and 0.7 are cut by 0.4, as they were written; what float64s miss of that, at most what portion
+			// allows for both, makes no difference.
+			more := (int64(cut[c]) - int64(cut[most])) >> 9
+			missed := sliding.Add(parts[c]+parts[most], tokens>>8+2)
+			if more > missed || more >= -missed && shares[c] > shares[most] {
 				most = c
 			}
 		}
@@ -703,7 +699,7 @@ func parseTokens(key string, value json.RawMessage) (int64, error) {
 
 func parseWindow(key string, value json.RawMessage) (time.Duration, error) {
 	var text string
-	if err := json.Unmarshal(value, &text); err == nil && text != "" {
+	if err := json.Unmarshal(value, &text); err == nil {
 		if d, err := time.ParseDuration(text); err == nil && d > 0 {
 			return d, nil
 		}
