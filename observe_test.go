@@ -48,6 +48,21 @@ func TestOthersKeepEverybodysRoomDown(t *testing.T) {
 	assert.Zero(t, w.Usage().Others)
 }
 
+// What was charged in the part of the window that is under way is known when Observe is called for the first time, too: the
+// provider may still count what was settled meanwhile.
+func TestTheFirstObserveKnowsWhatWasSettledOfLate(t *testing.T) {
+	w, clock := newTestWindow(t, plain)
+	clock.advance(2 * time.Second)
+	grant, d := w.TryAcquire(Interactive, 600)
+	require.True(t, d.Admitted)
+	clock.advance(4 * time.Second) // a part has begun, with 600
+	require.EqualValues(t, 600, w.Usage().Used[Interactive])
+	grant.Settle(100)
+	clock.advance(time.Second)
+	w.Observe(350, 0)
+	require.EqualValues(t, 50, w.Usage().Others)
+}
+
 func TestObserveOnlyTightens(t *testing.T) {
 	// The case of late values: the answer to the second call, with 100 left, comes before that to the first, with 900.
 	w, _ := newTestWindow(t, plain)
