@@ -173,16 +173,18 @@ type rule struct {
 
 // compile fills in r from q, or says what is wrong with q.
 func (q *Quota) compile(r *rule) error {
-	err := r.divide(q)
+	var other Fractions
+	shares, floors := q.fractions(&other)
+	err := r.divide(q, shares, floors)
 	if err == nil {
-		r.bound(q)
+		r.bound(q, shares, floors)
 	}
 	return err
 }
 
-// divide fills in r from q but for the floors and ceilings, or says what is wrong with q. Together with bound it is most
-// of the cost of Admit, so no Quota is copied.
-func (r *rule) divide(q *Quota) error {
+// divide fills in r from q, of which the shares and floors are given with their defaults filled in, but for the floors
+// and ceilings, or says what is wrong with q. Together with bound it is most of the cost of Admit, so no Quota is copied.
+func (r *rule) divide(q *Quota, shares, floors *Fractions) error {
 	r.quota, r.pace, r.window = q.Tokens, uint64(q.Pace), q.Window
 	if r.pace == 0 {
 		r.pace = defaultPace
@@ -202,8 +204,6 @@ func (r *rule) divide(q *Quota) error {
 	}
 	r.most = uint64(r.quota) + uint64(q.Overdraft)
 
-	var other Fractions
-	shares, floors := q.fractions(&other)
 	var cut [NumClasses]uint64
 	all, open, left := 0.0, 0.0, r.quota
 	for c := range shares {
@@ -235,9 +235,7 @@ func (r *rule) divide(q *Quota) error {
 }
 
 // bound fills in the floors and ceilings of q, after divide.
-func (r *rule) bound(q *Quota) {
-	var other Fractions
-	shares, floors := q.fractions(&other)
+func (r *rule) bound(q *Quota, shares, floors *Fractions) {
 	for c := range shares {
 		share, floor, ceiling := r.share[c], r.share[c], r.quota
 		if floors[c] < shares[c] {
@@ -408,14 +406,18 @@ func (d Decision) RetryAfterSeconds() int64 {
 //     R * Pace < min(free + U, C).
 //  5. A refusal gives the first of these that applies: ReasonQuotaFull, ReasonReserved, ReasonCapped, ReasonPaced.
 func Admit(class Class, estTokens int64, usage Usage, quota Quota) Decision {
-	var r rule
-	if err := r.divide(&quota); err != nil {
+	var (
+		r     rule
+		other Fractions
+	)
+	shares, floors := quota.fractions(&other)
+	if err := r.divide(&quota, shares, floors); err != nil {
 		return Decision{Reason: ReasonInvalid}
 	}
 	if r.ample(class, estTokens, &usage) {
 		return decision(ReasonOwnShare)
 	}
-	r.bound(&quota)
+	r.bound(&quota, shares, floors)
 	reason, holdable := r.judge(class, estTokens, &usage)
 	if reason == ReasonBorrowed && r.paced(usage.Recent[class], holdable) {
 		reason = ReasonPaced

@@ -156,12 +156,10 @@ func (r *results) table(name string) (string, error) {
 	switch name {
 	case "Floor", "Watched":
 		return r.limiters(name, "")
-	case "Admitted":
+	case "Admitted", "Refused":
 		return r.limiters(name, "quotashare.TryAcquire")
 	case "Settled":
 		return r.limiters(name, "quotashare.TryAcquire+Settle")
-	case "Refused":
-		return r.limiters(name, "quotashare.TryAcquire")
 	case "Queued":
 		return r.limiters(name, "quotashare.Acquire+Cancel")
 	case "Rates":
